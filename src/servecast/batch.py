@@ -1,0 +1,129 @@
+"""The currency of the simulator: the shape of a step, what a policy decides, and the columns of the log.
+
+`StepShape` is made of sums, so that a step is priced, measured and logged by the same numbers however many rows it
+has. A padded batch is not a special case: its shape is simply larger than the useful part, which is counted beside it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from servecast.requests import Sequence
+
+
+class StepShape(NamedTuple):
+    """What one engine step computes. Fields are numbers, or equally long arrays of them (a table of steps).
+
+    prefill_rows : rows with more than one token pending
+    prefill_tokens : tokens computed for them
+    prefill_pairs : causal query-key pairs of those tokens, cached prefix included; a fresh prompt of P has P(P+1)/2
+    prefill_context : tokens of those rows that were cached before the step
+    decode_rows : rows that compute one token
+    decode_context : cached tokens read by the decode rows, summed
+    max_context : keys of the longest row, its new tokens included (kernels that mask a joint batch pay for it)
+    """
+
+    prefill_rows: int
+    prefill_tokens: int
+    prefill_pairs: int
+    prefill_context: int
+    decode_rows: int
+    decode_context: int
+    max_context: int
+
+
+def step_shape(*sums: int) -> StepShape:
+    """A `StepShape` from its fields in order, at a third of the price of calling it: one is made per decision."""
+    return tuple.__new__(StepShape, sums)
+
+
+def causal_pairs(new: int, cached: int = 0) -> int:
+    """Query-key pairs of ``new`` causal tokens after ``cached`` ones: new*cached + new(new+1)/2."""
+    return new * cached + new * (new + 1) // 2
+
+
+class Row(NamedTuple):
+    """One row of a step as a device computes it: ``new`` tokens after ``cached`` ones."""
+
+    sequence: Sequence
+    cached: int
+    new: int
+
+
+class Batch:
+    """What runs next, and for how many iterations it stays the same if nobody arrives.
+
+    ``shape`` is that of the first iteration, as computed (padding included); each further iteration adds one cached
+    token per decode row. ``useful_*`` count what was asked for. ``slots`` are the rows held, finished members of a
+    closed batch included. ``interruptible``: an arrival could change the decision, so the run ends at the first
+    iteration boundary at or after one. ``rows()`` walks the rows; only a device needs to.
+    """
+
+    __slots__ = (
+        "interruptible", "iterations", "prefill", "preempted", "recomputed_tokens", "rows", "shape", "slots",
+        "useful_decode_rows", "useful_prefill_tokens", "waiting",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        shape: StepShape,
+        iterations: int,
+        prefill: list[tuple[Sequence, int]],
+        useful_prefill_tokens: int,
+        useful_decode_rows: int,
+        slots: int,
+        waiting: int,
+        interruptible: bool,
+        preempted: int,
+        recomputed_tokens: int,
+        rows: Callable[[Batch], Iterator[Row]],
+    ) -> None:
+        self.shape = shape
+        self.iterations = iterations
+        self.prefill = prefill
+        self.useful_prefill_tokens = useful_prefill_tokens
+        self.useful_decode_rows = useful_decode_rows
+        self.slots = slots
+        self.waiting = waiting
+        self.interruptible = interruptible
+        self.preempted = preempted
+        self.recomputed_tokens = recomputed_tokens
+        self.rows = rows
+
+
+class Wait(NamedTuple):
+    """Nothing to run before ``until`` [s], unless something arrives."""
+
+    until: float
+
+
+class OutOfMemory(NamedTuple):
+    """The next step does not fit: the engine crashes, its unfinished members fail, and it restarts."""
+
+    time_s: float
+    requests: int
+    wanted_bytes: float
+    available_bytes: float
+
+
+Decision = Batch | Wait | OutOfMemory
+
+#: Columns of a run's log, one row a scheduling decision. The first eleven are the schema of every table of steps.
+DECISION_COLUMNS = (
+    "start_s",
+    "iterations",
+    "seconds",
+    "step_s",
+    *StepShape._fields,
+    "useful_prefill_tokens",
+    "useful_decode_rows",
+    "slots",
+    "kv_blocks",
+    "waiting",
+    "preempted",
+    "recomputed_tokens",
+    "finished",
+)

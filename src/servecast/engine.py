@@ -1,0 +1,307 @@
+"""The simulator: one SimPy process per replica that schedules, waits as long as the step takes, and commits.
+
+The loop asks the policy for a decision and the executor for its duration; nothing else advances the clock. One
+decision may cover many iterations (see `policies.decoding`), so a run costs events per decision, not per token. Every
+arrival that matters is known when a decision is made, since clients react only to answers and an answer ends a
+decision; a run that an arrival could change ends at the first iteration boundary at or after it.
+
+Times within `SAME_INSTANT_S` are one instant, and what arrives as an iteration ends is seen by the next decision.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import simpy
+
+from servecast.batch import DECISION_COLUMNS, Batch, OutOfMemory, Wait
+from servecast.log import Log
+from servecast.executor import SAME_INSTANT_S, Affine, Measured
+from servecast.requests import Request, Sequence, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from numpy.typing import NDArray
+
+    from servecast.executor import Durations, Executor
+    from servecast.kvcache import BlockPool
+    from servecast.policies.state import Policy
+
+#: Columns of a run's requests. Unknown times are NaN.
+REQUEST_COLUMNS = (
+    "id",
+    "arrival_s",
+    "sent_s",
+    "prompt_tokens",
+    "output_tokens",
+    "output_limit",
+    "generated_tokens",
+    "scheduled_s",
+    "first_token_s",
+    "finish_s",
+    "status",
+    "preemptions",
+    "recomputed_tokens",
+    "slot",
+)
+_PROGRESS_EVERY = 4096
+_nan = math.nan
+
+
+class Client(Protocol):
+    """Where requests come from."""
+
+    def next_send(self) -> float:
+        """When the next request known by now reaches the server [s]; infinite if none is."""
+
+    def send(self) -> tuple[Request, float]:
+        """That request, and the time it reaches the server [s]: later than its arrival if the client held it back."""
+
+    def answered(self, request: Request, now: float) -> None:
+        """Its request has ended, well or not."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a replay returns: flat tables, from which every metric follows.
+
+    requests : REQUEST_COLUMNS, a row a request, in order of id
+    decisions : DECISION_COLUMNS, a row a scheduling decision
+    gaps : inter-token gaps [s] that are not one iteration long (a preempted sequence's)
+    oom : crashes
+    end_s : when the last thing happened, or the horizon
+    """
+
+    requests: dict[str, NDArray[Any]]
+    decisions: dict[str, NDArray[Any]]
+    gaps: NDArray[np.float64]
+    oom: list[OutOfMemory]
+    end_s: float
+    kv_blocks_total: int
+    respond: str
+
+
+def replay(
+    client: Client,
+    policy: Policy,
+    executor: Executor,
+    pool: BlockPool,
+    *,
+    max_model_len: int,
+    activation_blocks: Callable[[int], int] = lambda tokens: 0,
+    restart_s: float = 0.0,
+    horizon_s: float = math.inf,
+    progress: Callable[[int], None] | None = None,
+) -> Run:
+    """Serve a client's requests with one replica until all have ended, or until ``horizon_s``.
+
+    A prompt of ``max_model_len`` tokens or more is rejected; outputs are clamped to it. ``max_model_len`` must fit the
+    pool. ``activation_blocks``: see `Policy.start`. ``restart_s`` [s] passes after running out of memory. ``progress``
+    is called now and then with the number of requests that have ended.
+    """
+    assert max_model_len <= pool.total * pool.block_size, (max_model_len, pool.total)
+    environment = simpy.Environment()
+    replica = _Replica(environment, client, policy, executor, pool, max_model_len, activation_blocks)
+    replica.restart_s = restart_s
+    replica.horizon_s = horizon_s
+    replica.progress = progress
+    environment.process(replica.serve())
+    collecting = gc.isenabled()
+    gc.disable()  # nothing made in a run is cyclic, and looking for cycles among a million rows takes 5 % of the time
+    try:
+        environment.run()
+    finally:
+        if collecting:
+            gc.enable()
+    return replica.result()
+
+
+class _Replica:
+    """One engine: its state, its clock, and the tables it writes."""
+
+    def __init__(
+        self,
+        environment: simpy.Environment,
+        client: Client,
+        policy: Policy,
+        executor: Executor,
+        pool: BlockPool,
+        max_model_len: int,
+        activation_blocks: Callable[[int], int],
+    ) -> None:
+        self.environment = environment
+        self.client = client
+        self.policy = policy
+        self.executor = executor
+        self.max_model_len = max_model_len
+        self.state = policy.start(pool, activation_blocks)
+        self.now = 0.0
+        self.restart_s = 0.0
+        self.horizon_s = math.inf
+        self.progress: Callable[[int], None] | None = None
+        self.requests = Log(REQUEST_COLUMNS)
+        self.decisions = Log(DECISION_COLUMNS)
+        self.oom: list[OutOfMemory] = []
+        self.ended = 0
+
+    def serve(self) -> Generator[simpy.Event, None, None]:
+        environment, client, state = self.environment, self.client, self.state
+        timeout = environment.timeout
+        schedule, run, horizon = self.policy.schedule, self.executor.run, self.horizon_s
+        until_progress = _PROGRESS_EVERY
+        while True:
+            sends = client.next_send()
+            if sends <= self.now + SAME_INSTANT_S:
+                sends = self._receive()
+            decision = schedule(self.now, state)
+            if type(decision) is Batch:
+                durations = run(decision, sends - self.now if decision.interruptible else math.inf)
+                count = durations.count
+                total = durations.total
+                end = self.now + total
+                if end > horizon + SAME_INSTANT_S:
+                    durations = _cut(durations, horizon - self.now)
+                    if durations is None:
+                        break
+                    count, total = durations.count, durations.total
+                    end = self.now + total
+                yield timeout(end - environment.now)
+                self._commit(decision, durations, end)
+            elif type(decision) is OutOfMemory:
+                end = min(self._crash(decision), horizon)
+                yield timeout(end - environment.now)
+                self.now = end
+            else:
+                end = min(decision.until, sends)
+                if end == math.inf:
+                    break
+                end = min(end, horizon)
+                yield timeout(max(0.0, end - environment.now))
+                self.now = end
+            if self.now >= horizon:
+                break
+            until_progress -= 1
+            if not until_progress:
+                until_progress = _PROGRESS_EVERY
+                self.requests.flush()
+                self.decisions.flush()
+                if self.progress is not None:
+                    self.progress(self.ended)
+        self._settle()
+
+    def _receive(self) -> float:
+        """Queue every request that has arrived, rejecting what can never be served; when the next one will arrive."""
+        client = self.client
+        waiting = self.state.waiting
+        limit = self.max_model_len
+        while (sends := client.next_send()) <= self.now + SAME_INSTANT_S:
+            request, sent_s = client.send()
+            if sent_s > self.now:
+                self.now = sent_s
+            room = limit - request.prompt_tokens
+            if room > 0:
+                output = request.output_tokens
+                waiting.append(Sequence(request, sent_s, output if output < room else room))
+            else:
+                self._record(Sequence(request, sent_s, 0), Status.REJECTED, _nan)
+                client.answered(request, self.now)
+        return sends
+
+    def _commit(self, batch: Batch, durations: Durations, end: float) -> None:
+        state = self.state
+        finished = state.commit(batch, durations.count, end)
+        start = self.now
+        self.now = end
+        if type(durations) is Affine:
+            self.decisions.rows.append(
+                (start, durations.count, end - start, durations.base)
+                + batch.shape
+                + (
+                    batch.useful_prefill_tokens, batch.useful_decode_rows, batch.slots, state.blocks_in_use,
+                    batch.waiting, batch.preempted, batch.recomputed_tokens, len(finished),
+                )
+            )  # fmt: skip
+        else:
+            self._log_pieces(batch, durations, start, len(finished))
+        if finished:
+            answered = self.client.answered
+            for sequence in finished:
+                self._record(sequence, Status.COMPLETED, end)
+                answered(sequence.request, end)
+
+    def _log_pieces(self, batch: Batch, durations: Durations, start: float, finished: int) -> None:
+        """Log a run of measured iterations as affine pieces, each with the shape it started with."""
+        shape = batch.shape
+        pieces = list(durations.pieces())
+        for last, piece in zip((*[False] * (len(pieces) - 1), True), pieces, strict=True):
+            self.decisions.rows.append(
+                (
+                    start, piece.count, piece.total, piece.base, *shape, batch.useful_prefill_tokens,
+                    batch.useful_decode_rows, batch.slots, self.state.blocks_in_use, batch.waiting, batch.preempted,
+                    batch.recomputed_tokens, finished if last else 0,
+                )
+            )  # fmt: skip
+            start += piece.total
+            shape = shape._replace(
+                decode_context=shape.decode_context + piece.count * shape.decode_rows,
+                max_context=shape.max_context + piece.count,
+            )
+
+    def _crash(self, event: OutOfMemory) -> float:
+        """Lose what runs; when the engine is up again [s]."""
+        for sequence in self.state.crash():
+            self._record(sequence, Status.OOM, _nan)
+            self.client.answered(sequence.request, self.now)
+        self.oom.append(event)
+        return self.now + self.restart_s
+
+    def _settle(self) -> None:
+        """Record what a horizon cut off: all that had arrived by then and has not ended."""
+        if self.horizon_s < math.inf and self.now > self.horizon_s - SAME_INSTANT_S:
+            self.now = self.horizon_s
+        if self.horizon_s < math.inf:
+            self._receive()
+        for sequence in self.state.settle():
+            self._record(sequence, Status.UNFINISHED, _nan)
+
+    def _record(self, sequence: Sequence, status: Status, finish_s: float) -> None:
+        self.ended += 1
+        request = sequence.request
+        scheduled = sequence.scheduled_s
+        first = sequence.first_token_s
+        self.requests.rows.append(
+            (
+                request.id, request.arrival_s, sequence.sent_s, request.prompt_tokens, request.output_tokens,
+                sequence.output_limit, sequence.generated, _nan if scheduled is None else scheduled,
+                _nan if first is None else first, finish_s, status, sequence.preemptions, sequence.recomputed,
+                sequence.slot,
+            )
+        )  # fmt: skip
+
+    def result(self) -> Run:
+        requests = self.requests.columns()
+        order = np.argsort(requests["id"], kind="stable")
+        return Run(
+            requests={name: column[order] for name, column in requests.items()},
+            decisions=self.decisions.columns(),
+            gaps=np.array(self.state.gaps, dtype=np.float64),
+            oom=self.oom,
+            end_s=self.now,
+            kv_blocks_total=self.state.pool.total,
+            respond=self.policy.respond,
+        )
+
+
+def _cut(durations: Durations, time: float) -> Durations | None:
+    """The iterations that end at or before ``time`` [s] from their start; None if none does."""
+    count = durations.ended_by(time)
+    if not count:
+        return None
+    if isinstance(durations, Affine):
+        return Affine(durations.base, durations.slope, count)
+    return Measured([piece.base for piece in durations.pieces()][:count])

@@ -1,0 +1,142 @@
+"""The rows that take one token per step, kept as running totals.
+
+What a decode step costs, when the next row ends and when the next KV block is needed are all sums over the rows, and
+each of them moves in a known way from step to step:
+
+* the cached tokens read grow by the number of rows,
+* a row ends at a step known when it joins, so a heap gives the next end,
+* a row that holds C cached tokens needs a block in the steps where C is a multiple of the block size, so counting the
+  rows by the residue of that step ("phase") gives the blocks that any number of steps will take.
+
+Hence no decision walks the rows, and one decision can cover as many steps as nothing ends or runs out.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from servecast.requests import Sequence
+
+
+_SLOT_BITS = 20
+_SLOT = (1 << _SLOT_BITS) - 1
+
+
+class DecodeRows:
+    """Totals over the decode rows. ``step`` counts iterations; a row's cached tokens are its ``offset + step``.
+
+    Heap entries are integers, a key shifted past the row's slot, because comparing those is what a heap does all day.
+    An entry whose row has left or joined anew is stale: its key no longer is that of the row in the slot.
+    """
+
+    __slots__ = ("_finishing", "_longest", "_phases", "_rows", "block_size", "context", "count", "step")
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.step = 0
+        self.count = 0
+        self.context = 0
+        self._phases = [0] * block_size
+        self._rows: dict[int, Sequence] = {}
+        self._finishing: list[int] = []
+        self._longest: list[int] = []
+
+    def join(self, sequence: Sequence) -> None:
+        """Add a row that has just generated a token and must generate more."""
+        step = self.step
+        computed = sequence.computed
+        slot = sequence.slot
+        sequence.offset = offset = computed - step
+        sequence.finish_step = finish = step + sequence.output_limit - sequence.generated
+        self.count += 1
+        self.context += computed
+        self._phases[-offset % self.block_size] += 1
+        self._rows[slot] = sequence
+        heappush(self._finishing, (finish << _SLOT_BITS) + slot)
+        heappush(self._longest, (-offset << _SLOT_BITS) + slot)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Take a row out and bring its own counts up to date."""
+        step = self.step
+        offset = sequence.offset
+        sequence.computed = computed = offset + step
+        sequence.generated = generated = sequence.output_limit - (sequence.finish_step - step)
+        sequence.tokens = sequence.request.prompt_tokens + generated
+        sequence.finish_step = -1
+        self.count -= 1
+        self.context -= computed
+        self._phases[-offset % self.block_size] -= 1
+        del self._rows[sequence.slot]
+
+    def advance(self, steps: int) -> list[Sequence]:
+        """Make ``steps`` steps. The rows whose last token came with the last of them, in order of arrival: they leave."""
+        self.step = step = self.step + steps
+        self.context += steps * self.count
+        finishing = self._finishing
+        rows = self._rows
+        beyond = (step + 1) << _SLOT_BITS
+        finished = []
+        while finishing and finishing[0] < beyond:
+            entry = heappop(finishing)
+            sequence = rows.get(entry & _SLOT)
+            if sequence is not None and sequence.finish_step == entry >> _SLOT_BITS:
+                self.leave(sequence)
+                finished.append(sequence)
+        if len(finished) > 1:
+            finished.sort(key=lambda sequence: sequence.request.id)
+        return finished
+
+    def steps_to_finish(self) -> int:
+        """Steps until the next row ends; there must be a row."""
+        finishing = self._finishing
+        rows = self._rows
+        while True:
+            entry = finishing[0]
+            finish = entry >> _SLOT_BITS
+            sequence = rows.get(entry & _SLOT)
+            if sequence is not None and sequence.finish_step == finish:
+                return finish - self.step
+            heappop(finishing)
+
+    def longest(self) -> int:
+        """Cached tokens of the longest row, 0 without rows."""
+        longest = self._longest
+        rows = self._rows
+        while longest:
+            entry = longest[0]
+            sequence = rows.get(entry & _SLOT)
+            if sequence is not None and sequence.offset == -(entry >> _SLOT_BITS):
+                return sequence.offset + self.step
+            heappop(longest)
+        return 0
+
+    def blocks_needed(self, steps: int) -> int:
+        """KV blocks that the rows take over the next ``steps`` steps."""
+        phases = self._phases
+        size = self.block_size
+        start = self.step % size
+        if steps == 1:
+            return phases[start]
+        rounds, rest = divmod(steps, size)
+        end = start + rest
+        part = sum(phases[start:end]) if end <= size else sum(phases[start:]) + sum(phases[: end - size])
+        return rounds * self.count + part
+
+    def needs_block(self, sequence: Sequence) -> bool:
+        """Whether this row takes a block in the next step."""
+        return (sequence.offset + self.step) % self.block_size == 0
+
+    def steps_within(self, blocks: int) -> int:
+        """The most steps that ``blocks`` free blocks allow; there must be a row."""
+        rounds, left = divmod(blocks, self.count)
+        size = self.block_size
+        steps = rounds * size
+        at = self.step
+        while True:
+            left -= self._phases[at % size]
+            if left < 0:
+                return steps
+            steps += 1
+            at += 1

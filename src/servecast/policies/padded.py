@@ -1,0 +1,84 @@
+"""Padded batching: a closed batch in which every row is computed as if it were the longest.
+
+Prompts are padded to the longest prompt; every member decodes over the padded context, and goes on doing so after its
+own end until the batch has ended. Its KV is one rectangle, rows x padded length so far, that grows by a column each
+step. So a 50-token request costs what its 2,000-token neighbour costs: slots are wasted as in a static batch, and
+padding besides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from servecast.batch import Row, StepShape, Wait, causal_pairs
+from servecast.policies.closed import ClosedBatch, ClosedState, closed_decision, out_of_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from servecast.batch import Batch, Decision
+    from servecast.kvcache import BlockPool
+
+
+class PaddedState(ClosedState):
+    """``padded`` is the length of every row so far."""
+
+    __slots__ = ("padded",)
+
+    def __init__(self, pool: BlockPool, activation_blocks: Callable[[int], int], respond: str) -> None:
+        super().__init__(pool, activation_blocks, respond)
+        self.padded = 0
+
+    def _grow(self, iterations: int) -> None:
+        self.padded += iterations
+        self.pool.take(self.pool.blocks(len(self.running) * self.padded) - self.pool.held)
+
+    def rows(self, batch: Batch) -> Iterator[Row]:
+        if batch.prefill:
+            for sequence in self.running:
+                yield Row(sequence, 0, self.padded)
+        else:
+            for sequence in self.running:
+                yield Row(sequence, self.padded, 1)
+
+
+@dataclass(frozen=True)
+class Padded(ClosedBatch):
+    __doc__ = ClosedBatch.__doc__
+
+    kind: ClassVar[str] = "padded"
+
+    def start(self, pool: BlockPool, activation_blocks: Callable[[int], int]) -> PaddedState:
+        return PaddedState(pool, activation_blocks, self.respond)
+
+    def schedule(self, now: float, state: PaddedState) -> Decision:
+        return self._decode(now, state) if state.running else self._prefill(now, state)
+
+    def _prefill(self, now: float, state: PaddedState) -> Decision:
+        members = self.members(now, state)
+        if isinstance(members, Wait):
+            return members
+        pool = state.pool
+        rows = len(members)
+        lengths = [sequence.tokens for sequence in members]
+        state.padded = padded = max(lengths)
+        blocks = pool.blocks(rows * padded)
+        wanted = blocks + state.activation_blocks(rows * padded)
+        if wanted > pool.total:
+            return out_of_memory(now, state, wanted)
+        pool.take(blocks)
+        shape = StepShape(rows, rows * padded, rows * causal_pairs(padded), 0, 0, 0, padded)
+        return closed_decision(state, shape, 1, list(zip(members, lengths, strict=True)), sum(lengths))
+
+    def _decode(self, now: float, state: PaddedState) -> Decision:
+        pool = state.pool
+        rows = len(state.running)
+        padded = state.padded
+        room = pool.total - state.activation_blocks(rows)
+        longest = room * pool.block_size // rows
+        if longest <= padded:
+            return out_of_memory(now, state, pool.total - room + pool.blocks(rows * (padded + 1)))
+        steps = min(state.decoding.steps_to_finish(), longest - padded)
+        shape = StepShape(0, 0, 0, 0, rows, rows * padded, padded + 1)
+        return closed_decision(state, shape, steps, [], 0)

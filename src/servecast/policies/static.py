@@ -1,0 +1,61 @@
+"""Static batching: a closed batch in which each row is computed at its own length.
+
+Prompts and contexts are ragged, so nothing is padded; what is wasted are the slots of members that ended before the
+last one. A row's KV blocks are held by its own length, until the batch ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from servecast.batch import StepShape, Wait, causal_pairs
+from servecast.policies.closed import ClosedBatch, ClosedState, closed_decision, out_of_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from servecast.batch import Decision
+    from servecast.kvcache import BlockPool
+
+
+@dataclass(frozen=True)
+class Static(ClosedBatch):
+    __doc__ = ClosedBatch.__doc__
+
+    kind: ClassVar[str] = "static"
+
+    def start(self, pool: BlockPool, activation_blocks: Callable[[int], int]) -> ClosedState:
+        return ClosedState(pool, activation_blocks, self.respond)
+
+    def schedule(self, now: float, state: ClosedState) -> Decision:
+        return self._decode(now, state) if state.running else self._prefill(now, state)
+
+    def _prefill(self, now: float, state: ClosedState) -> Decision:
+        members = self.members(now, state)
+        if isinstance(members, Wait):
+            return members
+        pool = state.pool
+        lengths = [sequence.tokens for sequence in members]
+        tokens = sum(lengths)
+        blocks = sum(pool.blocks(length) for length in lengths)
+        wanted = blocks + state.activation_blocks(tokens)
+        if wanted > pool.total:
+            return out_of_memory(now, state, wanted)
+        pool.take(blocks)
+        shape = StepShape(len(members), tokens, sum(map(causal_pairs, lengths)), 0, 0, 0, max(lengths))
+        return closed_decision(state, shape, 1, list(zip(members, lengths, strict=True)), tokens)
+
+    def _decode(self, now: float, state: ClosedState) -> Decision:
+        decoding = state.decoding
+        pool = state.pool
+        rows = decoding.count
+        free = pool.free - state.activation_blocks(rows)
+        wanted = decoding.blocks_needed(1)
+        if wanted > free:
+            return out_of_memory(now, state, pool.total - free + wanted)
+        steps = decoding.steps_to_finish()
+        if rows * (steps // pool.block_size + 1) > free:
+            steps = min(steps, decoding.steps_within(free))
+        shape = StepShape(0, 0, 0, 0, rows, decoding.context, decoding.longest() + 1)
+        return closed_decision(state, shape, steps, [], 0)
