@@ -156,8 +156,9 @@ class _Replica:
         until_progress = _PROGRESS_EVERY
         while True:
             sends = client.next_send()
-            if sends <= self.now + SAME_INSTANT_S:
-                sends = self._receive()
+            while sends <= self.now + SAME_INSTANT_S:
+                self.now = max(self.now, sends)
+                sends = self._receive(self.now)
             decision = schedule(self.now, state)
             if type(decision) is Batch:
                 durations = run(decision, sends - self.now if decision.interruptible else math.inf)
@@ -171,6 +172,8 @@ class _Replica:
                     count, total = durations.count, durations.total
                     end = self.now + total
                 yield timeout(end - environment.now)
+                if sends < end:
+                    self._receive(end)  # a client may react to a rejection before the step ends
                 self._commit(decision, durations, end)
             elif type(decision) is OutOfMemory:
                 end = min(self._crash(decision), horizon)
@@ -194,22 +197,20 @@ class _Replica:
                     self.progress(self.ended)
         self._settle()
 
-    def _receive(self) -> float:
-        """Queue every request that has arrived, rejecting what can never be served; when the next one will arrive."""
+    def _receive(self, until: float) -> float:
+        """Queue every request that arrives by ``until`` [s], rejecting what can never be served; when the next one will."""
         client = self.client
         waiting = self.state.waiting
         limit = self.max_model_len
-        while (sends := client.next_send()) <= self.now + SAME_INSTANT_S:
+        while (sends := client.next_send()) <= until:
             request, sent_s = client.send()
-            if sent_s > self.now:
-                self.now = sent_s
             room = limit - request.prompt_tokens
             if room > 0:
                 output = request.output_tokens
                 waiting.append(Sequence(request, sent_s, output if output < room else room))
             else:
                 self._record(Sequence(request, sent_s, 0), Status.REJECTED, _nan)
-                client.answered(request, self.now)
+                client.answered(request, sent_s)
         return sends
 
     def _commit(self, batch: Batch, durations: Durations, end: float) -> None:
@@ -265,7 +266,7 @@ class _Replica:
         if self.horizon_s < math.inf and self.now > self.horizon_s - SAME_INSTANT_S:
             self.now = self.horizon_s
         if self.horizon_s < math.inf:
-            self._receive()
+            self._receive(self.now)
         for sequence in self.state.settle():
             self._record(sequence, Status.UNFINISHED, _nan)
 

@@ -11,6 +11,9 @@ class InputError(Exception):
     """
 
     def __init__(self, place: str, problem: str) -> None:
-        super().__init__(f"{place}: {problem}")
+        super().__init__(place, problem)  # both, so that it survives pickling and SimPy's copies
         self.place = place
         self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.problem}"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ClosedState(State):
-    """``ended`` are members of the present batch that have all their tokens; ``held`` the blocks of the whole batch."""
+    """``ended`` are members of the present batch that have all their tokens."""
 
     __slots__ = ("activation_blocks", "ended", "respond")
 
@@ -58,15 +58,20 @@ class ClosedState(State):
         """Take the KV blocks of ``iterations`` more tokens per row."""
         self.pool.take(self.decoding.blocks_needed(iterations))
 
-    def crash(self) -> list[Sequence]:
-        """Members already answered are not lost."""
+    def unanswered(self) -> list[Sequence]:
+        """Members that still owe their client an answer."""
         answered = set(self.ended) if self.respond == "stream" else set()
+        return [sequence for sequence in self.running if sequence not in answered]
+
+    def crash(self) -> list[Sequence]:
+        lost = self.unanswered()
+        super().crash()
         self.ended = []
-        return [sequence for sequence in super().crash() if sequence not in answered]
+        return sorted(lost, key=lambda sequence: sequence.request.id)
 
     def settle(self) -> list[Sequence]:
-        answered = set(self.ended) if self.respond == "stream" else set()
-        return [sequence for sequence in super().settle() if sequence not in answered]
+        super().settle()
+        return [*self.unanswered(), *self.waiting]
 
     def _disband(self) -> None:
         self.pool.give(self.pool.held)
@@ -103,11 +108,11 @@ class ClosedBatch:
         return members
 
 
-def out_of_memory(now: float, state: State, wanted_blocks: int) -> OutOfMemory:
+def out_of_memory(now: float, state: ClosedState, wanted_blocks: int) -> OutOfMemory:
     """The next step wants ``wanted_blocks`` KV blocks' worth of memory in all, more than there are."""
     pool = state.pool
-    members = len(state.running) - len(state.ended) if isinstance(state, ClosedState) else len(state.running)
-    return OutOfMemory(now, members, wanted_blocks * pool.block_bytes, pool.total * pool.block_bytes)
+    block = pool.block_bytes
+    return OutOfMemory(now, len(state.unanswered()), wanted_blocks * block, pool.total * block)
 
 
 def closed_decision(

@@ -1,0 +1,218 @@
+"""Laws that hold for every policy and every trace: nothing is lost, nothing comes before its cause, nobody idles while
+there is work, and covering many iterations with one decision changes nothing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from serving import StepTime, Watched, latencies, rows_held, serve, shape_of_rows
+
+from servecast.batch import Batch, OutOfMemory
+from servecast.policies import Continuous, Padded, Static
+from servecast.requests import Status
+from servecast.workload.clients import ClosedLoop, HeldBack, LengthColumns, OpenLoop
+
+from serving import columns  # isort: skip
+
+COST = StepTime(fixed=0.01, per_token=1e-4, per_context=1e-6)
+TIED = StepTime(fixed=0.01)  # arrivals on a grid of 5 ms often come as a step ends
+
+requests = st.lists(
+    st.tuples(st.integers(0, 60).map(lambda tick: tick * 0.005), st.integers(1, 60), st.integers(1, 40)),
+    min_size=1,
+    max_size=25,
+).map(sorted)
+closed = st.builds(
+    lambda kind, size, wait, respond: kind(size, wait, respond),
+    st.sampled_from([Static, Padded]),
+    st.integers(1, 6),
+    st.sampled_from([0.0, 0.02, 0.5]),
+    st.sampled_from(["stream", "batch_end"]),
+)
+continuous = st.builds(
+    lambda seqs, extra: Continuous(seqs, seqs + extra), st.integers(1, 8), st.sampled_from([0, 3, 40, 8192])
+)
+policies = st.one_of(closed, continuous)
+pools = st.tuples(st.integers(7, 40), st.sampled_from([4, 16])).map(lambda pool: {"cap": pool[0], "bs": pool[1]})
+costs = st.sampled_from([COST, TIED])
+
+
+def check_books(state, decision):
+    """At every decision: each block is held by somebody, and the shape is the sum of the rows."""
+    assert 0 <= state.pool.held <= state.pool.total
+    if isinstance(decision, Batch):
+        assert decision.shape == shape_of_rows(decision)
+        assert decision.iterations >= 1
+        assert decision.slots == len(state.running)
+        ids = [sequence.request.id for sequence in (*state.running, *state.waiting)]
+        assert len(ids) == len(set(ids))
+
+
+@given(requests, policies, pools, costs)
+def test_requests_tokens_and_blocks_are_conserved(requests, policy, pool, cost):
+    pools_seen = []
+
+    def witness(state, decision):
+        check_books(state, decision)
+        pools_seen.append(state.pool)
+        if isinstance(policy, Continuous):
+            assert sum(rows_held(state)) == state.pool.held
+
+    run = serve(requests, Watched(policy, witness), cost=cost, **pool)
+    table, log = run.requests, run.decisions
+    assert table["id"].tolist() == list(range(len(requests)))
+    assert not np.isin(table["status"], Status.UNFINISHED).any()
+    completed = table["status"] == Status.COMPLETED
+    assert (table["generated_tokens"] == table["output_limit"])[completed].all()
+    assert pools_seen == [] or pools_seen[-1].held == 0
+    assert log["finished"].sum() == completed.sum()
+    if not len(run.oom):
+        served = completed.sum()
+        computed = (log["useful_prefill_tokens"] + log["iterations"] * log["useful_decode_rows"]).sum()
+        once = (table["prompt_tokens"] + table["generated_tokens"])[completed].sum() - served
+        assert computed == once + table["recomputed_tokens"].sum()
+        assert log["recomputed_tokens"].sum() == table["recomputed_tokens"].sum()
+    assert sum(event.requests for event in run.oom) == (table["status"] == Status.OOM).sum()
+    assert log["preempted"].sum() == table["preemptions"].sum()
+
+
+@given(requests, policies, pools, costs)
+def test_nothing_comes_before_its_cause(requests, policy, pool, cost):
+    run = serve(requests, policy, cost=cost, **pool)
+    done = run.requests["status"] == Status.COMPLETED
+    queue, ttft, e2e = (latencies(run)[name][done] for name in ("queue", "ttft", "e2e"))
+    assert (queue >= 0).all() and (queue <= ttft).all() and (ttft <= e2e).all()
+    assert (e2e <= run.end_s + 1e-9).all()
+    ends = run.decisions["start_s"] + run.decisions["seconds"]
+    assert (run.decisions["start_s"][1:] >= ends[:-1] - 1e-9).all()
+    assert (run.gaps > 0).all()
+
+
+def assert_same_run(one, other):
+    for name, column in one.requests.items():
+        if column.dtype.kind == "f":
+            np.testing.assert_allclose(column, other.requests[name], rtol=0, atol=1e-9)
+        elif name != "slot":
+            np.testing.assert_array_equal(column, other.requests[name])
+    np.testing.assert_allclose(np.sort(one.gaps), np.sort(other.gaps), rtol=0, atol=1e-9)
+    assert one.end_s == pytest.approx(other.end_s, abs=1e-9)
+    assert one.oom == [
+        OutOfMemory(pytest.approx(event.time_s, abs=1e-9), *event[1:]) for event in other.oom
+    ]
+    for name in ("preempted", "recomputed_tokens", "finished", "prefill_tokens", "prefill_pairs"):
+        assert one.decisions[name].sum() == other.decisions[name].sum(), name
+    iterations = one.decisions["iterations"]
+    for name in ("useful_decode_rows", "decode_rows", "slots"):
+        assert (one.decisions[name] * iterations).sum() == other.decisions[name].sum(), name
+    context = one.decisions["decode_context"] * iterations + one.decisions["decode_rows"] * (
+        iterations * (iterations - 1) // 2
+    )
+    assert context.sum() == other.decisions["decode_context"].sum()
+
+
+@settings(max_examples=300)
+@given(requests, policies, pools, costs, st.sampled_from([math.inf, 0.2]))
+def test_a_coalesced_run_is_the_stepped_run(requests, policy, pool, cost, horizon_s):
+    coalesced, stepped = (
+        serve(requests, policy, cost=cost, stepped=stepped, horizon_s=horizon_s, restart_s=0.03, **pool)
+        for stepped in (False, True)
+    )
+    assert_same_run(coalesced, stepped)
+    assert (stepped.decisions["iterations"] == 1).all()
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=30),
+    policies,
+    pools,
+    costs,
+    st.integers(1, 6),
+    st.sampled_from([0.0, 0.005, 0.1]),
+)
+def test_a_closed_loop_is_coalesced_exactly(lengths, policy, pool, cost, users, think_s):
+    table = LengthColumns(*np.array(lengths).T)
+    coalesced, stepped = (
+        serve([], policy, cost=cost, stepped=stepped, client=ClosedLoop(users, think_s, table), **pool)
+        for stepped in (False, True)
+    )
+    assert_same_run(coalesced, stepped)
+    assert len(coalesced.requests["id"]) == len(lengths)
+
+
+@given(requests, policies, pools, costs, st.integers(1, 5))
+def test_a_capped_client_is_coalesced_exactly(requests, policy, pool, cost, cap):
+    coalesced, stepped = (
+        serve([], policy, cost=cost, stepped=stepped, client=HeldBack(OpenLoop(columns(requests)), cap), **pool)
+        for stepped in (False, True)
+    )
+    assert_same_run(coalesced, stepped)
+    held = coalesced.requests["sent_s"] - coalesced.requests["arrival_s"]
+    assert (held >= 0).all()
+    order = np.argsort(coalesced.requests["sent_s"], kind="stable")
+    ended = np.where(
+        coalesced.requests["status"] == Status.REJECTED, coalesced.requests["sent_s"], coalesced.requests["finish_s"]
+    )
+    if not np.isnan(ended).any():  # a crash answers too, at a time the table does not hold
+        for position, row in enumerate(order[cap:]):
+            answered = np.sort(ended[order[: position + cap]])[position]
+            assert coalesced.requests["sent_s"][row] >= answered - 1e-9
+
+
+@given(requests, continuous, pools)
+def test_nobody_waits_without_a_reason(requests, policy, pool):
+    def witness(state, decision):
+        if not isinstance(decision, Batch) or not state.waiting or decision.preempted:
+            return
+        head = state.waiting[0]
+        tokens = decision.shape.prefill_tokens + decision.shape.decode_rows
+        needed = state.decoding.blocks_needed(1)
+        assert (
+            len(state.running) == policy.max_num_seqs
+            or tokens == policy.max_num_batched_tokens
+            or state.pool.blocks(head.tokens) > state.pool.free - needed
+        )
+
+    serve(requests, Watched(policy, witness), cost=COST, **pool)
+
+
+@given(requests, continuous, pools)
+def test_first_come_first_served(requests, policy, pool):
+    run = serve(requests, policy, cost=COST, **pool)
+    scheduled = run.requests["scheduled_s"][run.requests["status"] == Status.COMPLETED]
+    assert (np.diff(scheduled) >= 0).all()
+
+
+@given(requests, costs)
+def test_one_at_a_time_is_the_same_whoever_batches(requests, cost):
+    """Static with batch_size 1, padded with batch_size 1 and continuous with max_num_seqs 1 do the same."""
+    runs = [
+        serve(requests, policy, cost=cost) for policy in (Static(1, 0.0), Padded(1, 0.0), Continuous(1, 8192))
+    ]
+    for other in runs[1:]:
+        for name in ("scheduled_s", "first_token_s", "finish_s"):
+            np.testing.assert_allclose(runs[0].requests[name], other.requests[name], rtol=0, atol=1e-9)
+
+
+@given(requests, st.integers(1, 6))
+def test_padding_never_pays(requests, size):
+    """A padded batch computes at least what a static one does, and exactly as much when all prompts and outputs agree."""
+    burst = [(0.0, prompt, output) for _, prompt, output in requests]
+    static, padded = (serve(burst, kind(size, 0.0), cost=COST) for kind in (Static, Padded))
+    assert padded.end_s >= static.end_s - 1e-9
+    equal = [(0.0, 20, 7) for _ in requests]
+    static, padded = (serve(equal, kind(size, 0.0), cost=COST) for kind in (Static, Padded))
+    assert padded.end_s == pytest.approx(static.end_s, abs=1e-9)
+
+
+@given(requests, policies)
+def test_responding_at_the_batch_end_only_delays(requests, policy):
+    if isinstance(policy, Continuous):
+        return
+    stream, at_end = (serve(requests, type(policy)(4, 0.02, respond), cost=COST) for respond in ("stream", "batch_end"))
+    np.testing.assert_allclose(at_end.requests["first_token_s"], at_end.requests["finish_s"])
+    assert (at_end.requests["finish_s"] >= stream.requests["finish_s"] - 1e-9).all()
+    assert at_end.end_s == pytest.approx(stream.end_s, abs=1e-9)
