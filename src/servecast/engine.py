@@ -162,15 +162,12 @@ class _Replica:
             decision = schedule(self.now, state)
             if type(decision) is Batch:
                 durations = run(decision, sends - self.now if decision.interruptible else math.inf)
-                count = durations.count
-                total = durations.total
-                end = self.now + total
-                if end > horizon + SAME_INSTANT_S:
+                end = self.now + durations.total
+                if end > horizon:
                     durations = _cut(durations, horizon - self.now)
                     if durations is None:
                         break
-                    count, total = durations.count, durations.total
-                    end = self.now + total
+                    end = self.now + durations.total
                 yield timeout(end - environment.now)
                 if sends < end:
                     self._receive(end)  # a client may react to a rejection before the step ends
@@ -215,12 +212,13 @@ class _Replica:
 
     def _commit(self, batch: Batch, durations: Durations, end: float) -> None:
         state = self.state
-        finished = state.commit(batch, durations.count, end)
         start = self.now
+        count = durations.count
+        finished = state.commit(batch, count, end)
         self.now = end
         if type(durations) is Affine:
             self.decisions.rows.append(
-                (start, durations.count, end - start, durations.base)
+                (start, count, end - start, durations.base)
                 + batch.shape
                 + (
                     batch.useful_prefill_tokens, batch.useful_decode_rows, batch.slots, state.blocks_in_use,

@@ -67,7 +67,7 @@ class Affine:
         self.base = base
         self.slope = slope
         self.count = count
-        self.total = affine_end(base, slope, count)
+        self.total = base if count == 1 else affine_end(base, slope, count)
 
     def ended_by(self, time: float) -> int:
         if time + SAME_INSTANT_S < self.base:

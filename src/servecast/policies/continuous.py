@@ -111,13 +111,14 @@ class Continuous:
             tokens += new
             pairs += causal_pairs(new, cached)
             context += cached
-            longest = max(longest, cached + new)
+            if cached + new > longest:
+                longest = cached + new
             if sequence.resident > cached:
                 recomputed += min(cached + new, sequence.resident) - cached
         decoding = state.decoding
         count = decoding.count
-        if count:
-            longest = max(longest, decoding.longest() + 1)
+        if decoding.longest() >= longest:
+            longest = decoding.longest() + 1
         shape = step_shape(len(prefill), tokens, pairs, context, count, decoding.context, longest)
         return Batch(
             shape, 1, prefill, tokens, count, len(state.running), len(state.waiting), False, preempted, recomputed,

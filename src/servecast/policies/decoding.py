@@ -31,7 +31,7 @@ class DecodeRows:
     An entry whose row has left or joined anew is stale: its key no longer is that of the row in the slot.
     """
 
-    __slots__ = ("_finishing", "_longest", "_phases", "_rows", "block_size", "context", "count", "step")
+    __slots__ = ("_finishing", "_longest", "_longest_row", "_phases", "_rows", "block_size", "context", "count", "step")
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -42,6 +42,7 @@ class DecodeRows:
         self._rows: dict[int, Sequence] = {}
         self._finishing: list[int] = []
         self._longest: list[int] = []
+        self._longest_row: Sequence | None = None
 
     def join(self, sequence: Sequence) -> None:
         """Add a row that has just generated a token and must generate more."""
@@ -56,6 +57,9 @@ class DecodeRows:
         self._rows[slot] = sequence
         heappush(self._finishing, (finish << _SLOT_BITS) + slot)
         heappush(self._longest, (-offset << _SLOT_BITS) + slot)
+        longest = self._longest_row
+        if longest is None or offset > longest.offset:
+            self._longest_row = sequence
 
     def leave(self, sequence: Sequence) -> None:
         """Take a row out and bring its own counts up to date."""
@@ -69,16 +73,20 @@ class DecodeRows:
         self.context -= computed
         self._phases[-offset % self.block_size] -= 1
         del self._rows[sequence.slot]
+        if sequence is self._longest_row:
+            self._longest_row = None
+            self._find_longest()
 
     def advance(self, steps: int) -> list[Sequence]:
         """Make ``steps`` steps. The rows whose last token came with the last of them, in order of arrival: they leave."""
         self.step = step = self.step + steps
         self.context += steps * self.count
         finishing = self._finishing
+        finished: list[Sequence] = []
+        if not finishing or finishing[0] >> _SLOT_BITS > step:
+            return finished
         rows = self._rows
-        beyond = (step + 1) << _SLOT_BITS
-        finished = []
-        while finishing and finishing[0] < beyond:
+        while finishing and finishing[0] >> _SLOT_BITS <= step:
             entry = heappop(finishing)
             sequence = rows.get(entry & _SLOT)
             if sequence is not None and sequence.finish_step == entry >> _SLOT_BITS:
@@ -102,15 +110,19 @@ class DecodeRows:
 
     def longest(self) -> int:
         """Cached tokens of the longest row, 0 without rows."""
+        row = self._longest_row
+        return 0 if row is None else row.offset + self.step
+
+    def _find_longest(self) -> None:
         longest = self._longest
         rows = self._rows
         while longest:
             entry = longest[0]
             sequence = rows.get(entry & _SLOT)
             if sequence is not None and sequence.offset == -(entry >> _SLOT_BITS):
-                return sequence.offset + self.step
+                self._longest_row = sequence
+                return
             heappop(longest)
-        return 0
 
     def blocks_needed(self, steps: int) -> int:
         """KV blocks that the rows take over the next ``steps`` steps."""

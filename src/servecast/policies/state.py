@@ -72,17 +72,23 @@ class State:
         """Book ``iterations`` of ``batch``, the last ending at ``now``; the sequences that ended, in order of arrival."""
         decoding = self.decoding
         pool = self.pool
+        held = pool.held
         if decoding.count:
-            pool.take(decoding.blocks_needed(iterations))
+            held += decoding.blocks_needed(iterations)
             finished = decoding.advance(iterations)
         else:
             finished = []
-        self.blocks_in_use = pool.held
+        assert held <= pool.total, f"{held} KV blocks held of {pool.total}"
+        self.blocks_in_use = held
         if batch.prefill:
             self._prefill(batch, now, finished)
-        for sequence in finished:
-            pool.give(-(-sequence.computed // pool.block_size))
-            self.dismiss(sequence)
+        if finished:
+            slots, running, size = self._slots, self.running, pool.block_size
+            for sequence in finished:
+                held -= -(-sequence.computed // size)
+                del running[sequence]
+                slots.append(sequence.slot)
+        pool.held = held
         return finished
 
     def _prefill(self, batch: Batch, now: float, finished: list[Sequence]) -> None:
@@ -96,20 +102,21 @@ class State:
 
     def _compute(self, sequence: Sequence, new: int, now: float) -> bool:
         """Book ``new`` prefilled tokens of a row. Whether it ended: the step that computes all gives a token."""
-        if sequence.resident > sequence.computed:
-            sequence.recomputed += min(sequence.computed + new, sequence.resident) - sequence.computed
-        sequence.computed += new
-        if sequence.computed < sequence.tokens:
+        computed = sequence.computed
+        if sequence.resident > computed:
+            sequence.recomputed += min(computed + new, sequence.resident) - computed
+        sequence.computed = computed = computed + new
+        if computed < sequence.tokens:
             return False
         if self.prefilling and sequence in self.prefilling:
             self.prefilling.remove(sequence)
-        sequence.tokens += 1
-        sequence.generated += 1
-        if sequence.last_token_s is not None:
-            self.gaps.append(now - sequence.last_token_s)
-        else:
+        sequence.tokens = computed + 1
+        sequence.generated = generated = sequence.generated + 1
+        if sequence.last_token_s is None:
             sequence.first_token_s = now
-        if sequence.generated == sequence.output_limit:
+        else:
+            self.gaps.append(now - sequence.last_token_s)
+        if generated == sequence.output_limit:
             return True
         self.decoding.join(sequence)
         return False
