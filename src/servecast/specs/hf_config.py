@@ -1,0 +1,255 @@
+"""Reads the shape of a model from a Hugging Face ``config.json``, whole or abridged to the keys that matter.
+
+Keys differ by family: experts are ``num_local_experts`` (Mixtral, gpt-oss), ``num_experts`` (Qwen) or
+``n_routed_experts`` (DeepSeek); what a family always has (Qwen2's QKV bias, Qwen3's and Gemma3's query and key norms,
+Gemma's four norms a layer, gpt-oss's sinks) is in its code and not in the file, so ``model_type`` decides it here
+(transformers 4.57). Multimodal files nest the language model in ``text_config``: that part alone is read. Activation
+functions are not looked at: none changes a size.
+
+Left out: layers without attention keys and values (Mamba, linear attention) and encoders, which are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from servecast.errors import InputError
+from servecast.specs.dtypes import dtype_name
+from servecast.specs.model import Experts, Latent, LayerGroup, ModelSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+QKV_BIASED = {"qwen2", "qwen2_moe", "qwen2_vl_text", "qwen2_5_vl_text", "glm4"}
+QK_NORMED = {"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "apertus", "qwen3_vl_text"}
+FOUR_NORMS = {"gemma2", "gemma3", "gemma3_text"}
+TIED_UNLESS_SAID = {"gemma", "gemma2", "gemma3", "gemma3_text"}
+TWO_MATRIX_MLP = {"apertus", "nemotron", "phi", "starcoder2", "gpt_neox", "falcon", "opt"}
+ATTENTION_KINDS = {"full_attention", "sliding_attention"}
+
+
+def load(path: str | Path) -> ModelSpec:
+    """The model of a ``config.json``, or of a folder that holds one.
+
+    Raises InputError naming the file and the key where something is missing or impossible.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / "config.json"
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(str(path), f"cannot be read ({error}); give the path of a Hugging Face config.json") from error
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{path}:{error.lineno}", f"is not JSON ({error.msg}); a whole config.json is needed"
+        ) from error
+    if not isinstance(config, dict):
+        raise InputError(str(path), "holds no JSON object; give a Hugging Face config.json")
+    named = config.get("_name_or_path") or (path.parent.name if path.name == "config.json" else path.stem)
+    return parse(config, name=str(named) or path.stem, source=str(path), place=str(path))
+
+
+def parse(config: Mapping[str, Any], *, name: str, source: str, place: str) -> ModelSpec:
+    """A model from the keys of a config; ``place`` is where errors say they are."""
+    keys = _Keys(config, place)
+    family = str(keys.get("model_type") or "")
+    if config.get("is_encoder_decoder"):
+        raise InputError(f"{place}: is_encoder_decoder", "true is not supported; use a decoder-only model")
+    hidden = keys.whole("hidden_size")
+    heads = keys.whole("num_attention_heads")
+    latent = _latent(keys)
+    weight_dtype, experts_only = _quantization(keys)
+    attention_bias = bool(keys.get("attention_bias"))
+    experts = _experts(keys, family)
+    head_dim = keys.whole("head_dim", 0)
+    if not head_dim and not latent and hidden % heads:
+        problem = f"is missing and hidden_size {hidden} is not a multiple of {heads} heads; state it"
+        raise InputError(f"{place}: head_dim", problem)
+    intermediate = keys.whole("intermediate_size", experts.intermediate if experts else None)
+    tied = keys.get("tie_word_embeddings")
+    return ModelSpec(
+        name=name,
+        source=source,
+        hidden=hidden,
+        vocab=keys.whole("vocab_size"),
+        heads=heads,
+        kv_heads=keys.whole("num_key_value_heads", heads),
+        head_dim=head_dim or hidden // heads,
+        intermediate=intermediate,
+        groups=_groups(keys, family, experts is not None),
+        max_position=keys.whole("max_position_embeddings", 0) or None,
+        experts=experts,
+        latent=latent,
+        tied_embeddings=family in TIED_UNLESS_SAID if tied is None else bool(tied),
+        gated=family not in TWO_MATRIX_MLP,
+        qkv_bias=attention_bias or family in QKV_BIASED,
+        output_bias=attention_bias,
+        mlp_bias=bool(keys.get("mlp_bias")),
+        qk_norm=family in QK_NORMED,
+        sinks=family == "gpt_oss",
+        norms=4 if family in FOUR_NORMS else 2,
+        dtype=_dtype(keys),
+        weight_dtype=weight_dtype,
+        quantized_experts_only=experts_only,
+    )
+
+
+class _Keys:
+    """Looks a key up in ``text_config`` first, then at the top, and says where it stood when its value is wrong."""
+
+    def __init__(self, config: Mapping[str, Any], place: str) -> None:
+        nested = config.get("text_config") or config.get("llm_config") or {}
+        if not isinstance(nested, dict):
+            raise InputError(f"{place}: text_config", f"{nested!r} is not an object")
+        self.levels = (nested, config)
+        self.place = place
+
+    def get(self, key: str) -> Any:
+        """The value, or None where the key is absent or null."""
+        for level in self.levels:
+            if level.get(key) is not None:
+                return level[key]
+        return None
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        """A whole number, positive unless it is the default; without a default the key must be there."""
+        value = self.get(key)
+        if value is None:
+            if default is None:
+                raise InputError(f"{self.place}: {key}", "is missing; a decoder's size cannot be known without it")
+            return default
+        if isinstance(value, float) and math.isfinite(value) and value == int(value):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (value == 0 and default != 0):
+            raise InputError(f"{self.place}: {key}", f"{value!r} is not a positive whole number")
+        return value
+
+    def first_whole(self, names: Iterable[str], default: int | None = None) -> int:
+        """The first of several spellings of a key that is there."""
+        names = list(names)
+        for key in names:
+            if self.get(key) is not None:
+                return self.whole(key, 0)
+        return self.whole(names[0], default)
+
+
+def _dtype(keys: _Keys) -> str:
+    """The format of the checkpoint; without one bf16, which vLLM's ``auto`` serves today's checkpoints in."""
+    for key in ("torch_dtype", "dtype"):
+        if keys.get(key) is not None:
+            return dtype_name(keys.get(key), f"{keys.place}: {key}")
+    return "bf16"
+
+
+def _latent(keys: _Keys) -> Latent | None:
+    if keys.get("kv_lora_rank") is None:
+        return None
+    return Latent(
+        query_rank=keys.whole("q_lora_rank", 0) or None,
+        kv_rank=keys.whole("kv_lora_rank"),
+        nope=keys.whole("qk_nope_head_dim"),
+        rope=keys.whole("qk_rope_head_dim"),
+        value=keys.whole("v_head_dim"),
+    )
+
+
+def _experts(keys: _Keys, family: str) -> Experts | None:
+    count = keys.first_whole(("num_local_experts", "num_experts", "n_routed_experts"), 0)
+    if count <= 1:
+        return None
+    active = keys.first_whole(("num_experts_per_tok", "experts_per_token", "top_k_experts"))
+    if active > count:
+        raise InputError(f"{keys.place}: num_experts_per_tok", f"{active} is more than the {count} experts there are")
+    intermediate = keys.first_whole(("moe_intermediate_size", "intermediate_size"))
+    shared = keys.whole("shared_expert_intermediate_size", 0)
+    shared = shared or keys.whole("n_shared_experts", 0) * intermediate
+    return Experts(
+        total=count,
+        active=active,
+        intermediate=intermediate,
+        shared=shared,
+        shared_gate=family == "qwen2_moe",
+        router_bias=family == "gpt_oss" or keys.get("topk_method") == "noaux_tc",
+        biases=family == "gpt_oss",
+    )
+
+
+def _groups(keys: _Keys, family: str, has_experts: bool) -> tuple[LayerGroup, ...]:
+    """Layers gathered by window and kind of feed-forward, in order of first appearance."""
+    count = keys.whole("num_hidden_layers")
+    counted: dict[tuple[int | None, bool], int] = {}
+    for window, layer in zip(_windows(keys, family, count), range(count), strict=True):
+        kind = (window, has_experts and _is_sparse(keys, layer))
+        counted[kind] = counted.get(kind, 0) + 1
+    return tuple(LayerGroup(layers, window, sparse) for (window, sparse), layers in counted.items())
+
+
+def _is_sparse(keys: _Keys, layer: int) -> bool:
+    """Whether a layer of a mixture of experts routes: DeepSeek starts dense, Qwen can name or space dense layers."""
+    if layer < keys.whole("first_k_dense_replace", 0) or layer in (keys.get("mlp_only_layers") or ()):
+        return False
+    step = keys.whole("decoder_sparse_step", 1)
+    return (layer + 1) % step == 0
+
+
+def _windows(keys: _Keys, family: str, layers: int) -> list[int | None]:
+    """The attention window of each layer in tokens, None where it is full."""
+    window = keys.whole("sliding_window", 0) or None
+    longest = keys.whole("max_position_embeddings", 0)
+    if keys.get("use_sliding_window") is False or (window and longest and window >= longest):
+        window = None
+    kinds = keys.get("layer_types")
+    if kinds is not None:
+        place = f"{keys.place}: layer_types"
+        if not isinstance(kinds, list) or len(kinds) != layers:
+            raise InputError(place, f"must list a kind for each of the {layers} layers")
+        if unknown := sorted({str(kind) for kind in kinds} - ATTENTION_KINDS):
+            raise InputError(place, f"{unknown[0]!r} is not supported; known are {', '.join(sorted(ATTENTION_KINDS))}")
+        if "sliding_attention" in kinds and window is None and keys.get("sliding_window") is None:
+            raise InputError(f"{keys.place}: sliding_window", "is missing, though layer_types names sliding layers")
+        return [window if kind == "sliding_attention" else None for kind in kinds]
+    if family == "gemma2":
+        return [None if layer % 2 else window for layer in range(layers)]
+    pattern = keys.first_whole(("sliding_window_pattern", "_sliding_window_pattern"), 0)
+    if family in {"gemma3", "gemma3_text"}:
+        pattern = pattern or 6
+    if pattern:
+        return [window if (layer + 1) % pattern else None for layer in range(layers)]
+    if family.startswith(("qwen2", "qwen3")):
+        full = keys.whole("max_window_layers", 0)
+        return [None if layer < full else window for layer in range(layers)]
+    return [window] * layers
+
+
+def _quantization(keys: _Keys) -> tuple[str | None, bool]:
+    """Format of quantised weights, and whether only experts have it, from ``quantization_config``."""
+    stated = keys.get("quantization_config")
+    if not stated:
+        return None, False
+    place = f"{keys.place}: quantization_config"
+    if not isinstance(stated, dict):
+        raise InputError(place, f"{stated!r} is not an object")
+    method = str(stated.get("quant_method", "")).lower()
+    if method == "mxfp4":
+        return "mxfp4", True
+    if method in {"fp8", "fbgemm_fp8"}:
+        return "fp8", False
+    bits, kind = stated.get("bits"), "int"
+    if method == "compressed-tensors":
+        groups = stated.get("config_groups") or {}
+        weights = next((group.get("weights") or {} for group in groups.values() if isinstance(group, dict)), {})
+        bits, kind = weights.get("num_bits"), str(weights.get("type", "int"))
+    if method == "bitsandbytes":
+        bits = 4 if stated.get("load_in_4bit") else 8 if stated.get("load_in_8bit") else None
+    known = {"4 int": "int4", "8 int": "int8", "8 float": "fp8"}
+    if f"{bits} {kind}" not in known:
+        raise InputError(
+            place, f"{method or 'no quant_method'} with {bits} bits is not supported; remove it to serve unquantised"
+        )
+    return known[f"{bits} {kind}"], False
