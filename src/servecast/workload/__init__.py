@@ -1,0 +1,1 @@
+"""What arrives: arrival processes, lengths, the clients that send them, and traces of real requests."""

@@ -1,0 +1,134 @@
+"""When requests arrive: Poisson, gamma, constant and burst arrivals, and the users of a closed loop.
+
+Arrival number i (from 1) is the sum of the first i gaps, so the clock starts one gap before the first arrival, as in
+``vllm bench serve``. Gaps are not rescaled, so the achieved rate of a sample differs from the one asked by about
+CV/sqrt(n); ``rescale`` does what vLLM does and stretches the sample until its last arrival is at n/rate. A rate of inf
+means that all arrive at 0. Not here: rates that change with time.
+
+A value that cannot be raises ValueError.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, isfinite, sqrt
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from servecast.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Arrivals(Protocol):
+    """An open-loop arrival process."""
+
+    def times(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        """The first n arrivals: (n,) float64 [s], never decreasing."""
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Poisson arrivals at ``rate_rps`` [requests/s]: exponential gaps, CV 1."""
+
+    rate_rps: float
+    rescale: bool = False
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate_rps)
+
+    def times(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        """The first n arrivals: (n,) float64 [s]."""
+        if self.rate_rps == inf:
+            return np.zeros(n)
+        return _times(np.cumsum(rng.standard_exponential(n)), self.rate_rps, self.rescale)
+
+
+@dataclass(frozen=True)
+class Gamma:
+    """Gamma gaps as ``vllm bench serve --burstiness`` draws them: shape ``burstiness``, mean 1/``rate_rps`` [s].
+
+    The CV of the gaps is 1/sqrt(burstiness): 1 is Poisson, below 1 arrivals clump, inf is constant.
+    """
+
+    rate_rps: float
+    burstiness: float = 1.0
+    rescale: bool = False
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate_rps)
+        if not self.burstiness > 0:
+            raise ValueError(f"burstiness is {self.burstiness}; it must be above 0 (1 is Poisson, below 1 clumps)")
+
+    @property
+    def cv(self) -> float:
+        """Standard deviation of a gap over its mean."""
+        return 1 / sqrt(self.burstiness)
+
+    def times(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        """The first n arrivals: (n,) float64 [s]."""
+        if self.rate_rps == inf or self.burstiness == inf:
+            return Constant(self.rate_rps).times(n, rng)
+        gaps = rng.standard_gamma(self.burstiness, n) / self.burstiness
+        return _times(np.cumsum(gaps), self.rate_rps, self.rescale)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One arrival every 1/``rate_rps`` [s], the first after one gap, the n-th at n/rate without accumulated error."""
+
+    rate_rps: float
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate_rps)
+
+    def times(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        """The first n arrivals: (n,) float64 [s]."""
+        return _times(np.arange(1.0, n + 1), self.rate_rps)
+
+
+@dataclass(frozen=True)
+class Burst:
+    """All at 0: what the server does with them is its saturation."""
+
+    def times(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        """The first n arrivals: (n,) float64 [s], all 0."""
+        return np.zeros(n)
+
+
+@dataclass(frozen=True)
+class Closed:
+    """No arrival process: ``users`` who wait for their answer and think ``think_s`` [s]; see `clients.ClosedLoop`."""
+
+    users: int
+    think_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.users < 1:
+            raise ValueError(f"users is {self.users}; it must be at least 1")
+        if not (self.think_s >= 0 and isfinite(self.think_s)):
+            raise ValueError(f"think_s is {self.think_s}; it must be finite and at least 0")
+
+
+def _check_rate(rate_rps: float) -> None:
+    if not rate_rps > 0:
+        raise ValueError(f"rate_rps is {rate_rps}; it must be above 0 (.inf sends all at once)")
+
+
+def _times(passed: NDArray[np.float64], rate_rps: float, rescale: bool = False) -> NDArray[np.float64]:
+    """Arrivals [s] from times counted in mean gaps."""
+    n = len(passed)
+    if rescale and n:
+        if passed[-1] <= 0:
+            raise InputError(
+                "arrivals.rescale",
+                f"all {n} gaps drawn are 0 and cannot be stretched; use a larger burstiness, or leave rescale out",
+            )
+        passed = passed * (n / passed[-1])
+    with np.errstate(over="ignore"):  # the check below says it better than a warning
+        times_s = passed / rate_rps
+    if n and not isfinite(times_s[-1]):
+        raise InputError("arrivals.rate_rps", f"{rate_rps} puts an arrival beyond the largest number; use a larger one")
+    return times_s

@@ -1,0 +1,246 @@
+"""Who sends the requests, and when: an open loop, a client with a cap on requests in flight, a closed loop of users.
+
+A client knows nothing of batches. The engine asks when the next request known now is due, takes it, and tells of each
+answer; only a closed loop and a capped client react to answers. Not modelled: network time, retries, time-outs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import chain, repeat
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+
+from servecast.requests import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+CHUNK = 16_384  # rows turned into Python numbers at a time: array scalars are slow one by one, whole lists are large
+
+
+class LengthColumns(NamedTuple):
+    """Prompt and output lengths of n requests in order: two arrays (n,) int64 [tokens], all at least 1."""
+
+    prompt_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestColumns:
+    """The requests of a workload as columns, in order of arrival; one set of columns feeds any number of runs.
+
+    arrival_s : (n,) float64 [s], finite, never decreasing
+    prompt_tokens, output_tokens : (n,) int64 [tokens], at least 1
+    priority : (n,) int64, or None for all 0
+    session, tenant : n names, or None for none
+    prefix_ids : n tuples of the hash ids of the prompt's blocks, or None for none
+    """
+
+    arrival_s: NDArray[np.float64]
+    prompt_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+    priority: NDArray[np.int64] | None = None
+    session: Sequence[str | None] | None = None
+    tenant: Sequence[str | None] | None = None
+    prefix_ids: Sequence[tuple[int, ...]] | None = None
+
+    def __post_init__(self) -> None:
+        columns = (self.prompt_tokens, self.output_tokens, self.priority, self.session, self.tenant, self.prefix_ids)
+        assert all(column is None or len(column) == len(self) for column in columns), "columns differ in length"
+        if len(self):
+            assert np.isfinite(self.arrival_s).all(), "an arrival is not finite"
+            assert (np.diff(self.arrival_s) >= 0).all(), "arrivals decrease"
+            assert min(self.prompt_tokens.min(), self.output_tokens.min()) >= 1, "a request without tokens"
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    def __iter__(self) -> Iterator[Request]:
+        """The requests one by one; ``id`` is the position. Memory is that of one chunk of rows."""
+        return chain.from_iterable(map(self._chunk, range(0, len(self), CHUNK)))
+
+    def _chunk(self, start: int) -> Iterator[Request]:
+        rows = slice(start, min(start + CHUNK, len(self)))
+        columns: list[Iterable[object]] = [
+            range(rows.start, rows.stop),
+            self.arrival_s[rows].tolist(),
+            self.prompt_tokens[rows].tolist(),
+            self.output_tokens[rows].tolist(),
+        ]
+        columns += [
+            repeat(0) if self.priority is None else self.priority[rows].tolist(),
+            repeat(None) if self.session is None else self.session[rows],
+            repeat(None) if self.tenant is None else self.tenant[rows],
+            repeat(()) if self.prefix_ids is None else self.prefix_ids[rows],
+        ]
+        # What calling Request does, at half the price.
+        return map(tuple.__new__, repeat(Request), zip(*columns, strict=False))
+
+    @property
+    def lengths(self) -> LengthColumns:
+        """The lengths alone: for a closed loop, or as the pairs that `lengths.Pairs` draws from."""
+        return LengthColumns(self.prompt_tokens, self.output_tokens)
+
+    def take(self, rows: NDArray[np.intp], arrival_s: NDArray[np.float64]) -> RequestColumns:
+        """The requests at ``rows`` (m,), in that order, with new arrivals (m,) [s]."""
+
+        def named(names: Sequence[str | None] | None) -> Sequence[str | None] | None:
+            return None if names is None else [names[row] for row in rows.tolist()]
+
+        return RequestColumns(
+            arrival_s,
+            self.prompt_tokens[rows],
+            self.output_tokens[rows],
+            None if self.priority is None else self.priority[rows],
+            named(self.session),
+            named(self.tenant),
+            None if self.prefix_ids is None else [self.prefix_ids[row] for row in rows.tolist()],
+        )
+
+    @property
+    def span_s(self) -> float:
+        """Time from the first to the last arrival [s]; 0 for fewer than two requests."""
+        return float(self.arrival_s[-1] - self.arrival_s[0]) if len(self) else 0.0
+
+    @property
+    def offered_rps(self) -> float | None:
+        """Achieved arrival rate [requests/s]: gaps divided by the span; None where there is no span (a burst)."""
+        return (len(self) - 1) / self.span_s if self.span_s > 0 else None
+
+
+class Client(Protocol):
+    """What the engine asks of a workload. ``len(client)`` is how many requests it sends at most, over the run."""
+
+    def __len__(self) -> int: ...
+
+    def next_send(self) -> float:
+        """When the next request known now reaches the server [s]; inf when none is known."""
+
+    def send(self) -> tuple[Request, float]:
+        """Takes that request, with the time it reaches the server [s]: its arrival, or later if it was held back."""
+
+    def answered(self, request: Request, now: float) -> None:
+        """Told of each request's end at ``now`` [s], in order of time: completed, rejected or out of memory alike."""
+
+
+class OpenLoop:
+    """Sends each request at its arrival, whatever the server does; equal times go in the order of the columns."""
+
+    __slots__ = ("_following", "_next", "_next_s", "_total")
+
+    def __init__(self, columns: RequestColumns) -> None:
+        self._total = len(columns)
+        self._following = iter(columns)
+        self._next = next(self._following, None)
+        self._next_s = self._next.arrival_s if self._next else inf
+
+    def __len__(self) -> int:
+        return self._total
+
+    def next_send(self) -> float:
+        """The next arrival [s]."""
+        return self._next_s
+
+    def send(self) -> tuple[Request, float]:
+        """The next request and its arrival [s]."""
+        request = self._next
+        assert request is not None, "nothing left to send"
+        sent_s = self._next_s
+        self._next = following = next(self._following, None)
+        self._next_s = inf if following is None else following.arrival_s
+        return request, sent_s
+
+    def answered(self, request: Request, now: float) -> None:
+        """An open loop does not react."""
+
+
+class HeldBack:
+    """Another client behind a cap: sends in order, holds back while ``max_in_flight`` requests are unanswered.
+
+    The k-th send (from 0) needs k - max_in_flight + 1 answers, so it takes place at the later of its due time and that
+    answer's time. Said this way, it does not matter whether the engine reports an answer before or after it takes a
+    request that was due earlier. Same rule as ``vllm bench serve --max-concurrency``.
+    """
+
+    __slots__ = ("_answers_s", "_client", "_unused")
+
+    def __init__(self, client: Client, max_in_flight: int) -> None:
+        assert max_in_flight >= 1, "a client that may send nothing never ends"
+        self._client = client
+        self._unused = max_in_flight  # slots no request has used yet
+        self._answers_s: deque[float] = deque()  # when the slots that are free again became so, oldest first
+
+    def __len__(self) -> int:
+        return len(self._client)
+
+    def next_send(self) -> float:
+        """When the next request may go [s]; inf while all slots are taken."""
+        due_s = self._client.next_send()
+        if self._unused:
+            return due_s
+        if not self._answers_s:
+            return inf
+        free_s = self._answers_s[0]
+        return due_s if due_s > free_s else free_s
+
+    def send(self) -> tuple[Request, float]:
+        """The next request, and when it goes [s]."""
+        request, due_s = self._client.send()
+        if self._unused:
+            self._unused -= 1
+            return request, due_s
+        free_s = self._answers_s.popleft()
+        return request, due_s if due_s > free_s else free_s
+
+    def answered(self, request: Request, now: float) -> None:
+        """Frees a slot at ``now`` [s]."""
+        assert not self._answers_s or now >= self._answers_s[-1], "answers out of order"
+        self._answers_s.append(now)
+        self._client.answered(request, now)
+
+
+class ClosedLoop:
+    """``users`` who each send at 0, and again ``think_s`` [s] after each answer, until all of ``lengths`` are sent.
+
+    No user waits for another (no waves), and a rejected request is answered too: its user thinks and goes on. Requests
+    are numbered, and take their lengths, in the order in which they are sent. Users beyond the number of requests stay
+    silent. Latencies measured so hide waiting that an open loop would show (coordinated omission).
+    """
+
+    __slots__ = ("_due_s", "_planned", "_requests", "_think_s", "_total")
+
+    def __init__(self, users: int, think_s: float, lengths: LengthColumns) -> None:
+        assert users >= 1, "a closed loop without users never ends"
+        assert 0 <= think_s < inf, "thinking takes a finite time"
+        self._total = len(lengths.prompt_tokens)
+        self._planned = min(users, self._total)  # requests whose due time is known, sent ones included
+        self._think_s = float(think_s)
+        self._due_s = deque([0.0] * self._planned)  # sorted: answers come in order of time and thinking is constant
+        self._requests = iter(RequestColumns(np.zeros(self._total), *lengths))
+
+    def __len__(self) -> int:
+        return self._total
+
+    def next_send(self) -> float:
+        """When the next user who has thought sends [s]; inf while all wait for answers."""
+        return self._due_s[0] if self._due_s else inf
+
+    def send(self) -> tuple[Request, float]:
+        """That user's request, and when it goes [s]."""
+        due_s = self._due_s.popleft()
+        request = next(self._requests)
+        return Request(request.id, due_s, request.prompt_tokens, request.output_tokens), due_s
+
+    def answered(self, request: Request, now: float) -> None:
+        """The user thinks, then sends again, while there are requests left."""
+        if self._planned < self._total:
+            due_s = now + self._think_s
+            assert not self._due_s or due_s >= self._due_s[-1], "answers out of order"
+            self._planned += 1
+            self._due_s.append(due_s)

@@ -1,0 +1,1 @@
+"""Traces of real requests: one reader a format, recognised by content; slicing and scaling; statistics."""

@@ -1,0 +1,66 @@
+"""Azure LLM inference traces of 2023 and 2024: CSV with ``TIMESTAMP,ContextTokens,GeneratedTokens``.
+
+2023: ``2023-11-16 18:15:46.6805900`` without a zone, 7 digits (100 ns), CRLF, no final newline. 2024:
+``2024-05-12 00:00:00.001163+00:00``, no fraction on whole seconds. Times are kept as exact whole nanoseconds; one
+without a zone is taken as UTC. The multimodal trace of 2025 has an image column too, and is not of this format.
+Source: github.com/Azure/AzurePublicDataset.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from servecast.workload.traces.delimited import Delimited
+from servecast.workload.traces.rows import Malformed
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+TIME = "TIMESTAMP"
+_DATE = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d"
+_PLAIN = re.compile(rf"(?:{_DATE}(?:\.\d{{1,9}})?\n)+", re.ASCII)
+_ANY = re.compile(rf"({_DATE})(?:\.(\d{{1,9}}))?\s*(?:(Z)|([+-])(\d\d):?(\d\d))?", re.ASCII)
+_YEARS = "1700", "2262"  # what fits whole nanoseconds; numpy wraps beyond without a word
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _time_of(text: str) -> int:
+    """Nanoseconds since 1970."""
+    if not text:
+        raise Malformed(f"{TIME} is missing", "")
+    match = _ANY.fullmatch(text)
+    if not match:
+        raise Malformed(f"{TIME} is not a date and time", text)
+    date, fraction, _, sign, hours, minutes = match.groups()
+    if not _YEARS[0] <= date < _YEARS[1]:
+        raise Malformed(f"{TIME} is outside the years 1700 to 2261", text)
+    try:
+        passed = datetime.fromisoformat(date).replace(tzinfo=UTC) - _EPOCH
+    except ValueError:
+        raise Malformed(f"{TIME} is not a date and time", text) from None
+    if sign:
+        offset = timedelta(hours=int(hours), minutes=int(minutes))
+        passed += offset if sign == "-" else -offset
+    return (passed.days * 86_400 + passed.seconds) * 10**9 + int((fraction or "").ljust(9, "0"))
+
+
+def _times_of(texts: tuple[str, ...]) -> NDArray[np.int64] | None:
+    for suffix in ("+00:00", "Z"):
+        if texts[0].endswith(suffix):
+            if not all(text.endswith(suffix) for text in texts):
+                return None
+            texts = tuple(text[: -len(suffix)] for text in texts)
+            break
+    if not _PLAIN.fullmatch("\n".join(texts) + "\n") or min(texts) < _YEARS[0] or max(texts) >= _YEARS[1]:
+        return None
+    try:
+        return np.array(texts, "datetime64[ns]").astype(np.int64)
+    except ValueError:  # a day or an hour that does not exist
+        return None
+
+
+AZURE = Delimited("azure", "ns", True, TIME, "ContextTokens", "GeneratedTokens", _time_of, _times_of, only=True)
