@@ -14,6 +14,7 @@ from servecast.engine import Run, replay
 from servecast.executor import Affine, ModelExecutor, Stepping
 from servecast.kvcache import BlockPool
 from servecast.policies import Policy, State
+from servecast.policies.closed import ClosedState
 from servecast.workload.clients import OpenLoop, RequestColumns
 
 SHARED = Path(os.environ.get("SERVECAST_SHARED", "../shared"))
@@ -95,9 +96,10 @@ class Watched:
 
 
 def shape_of_rows(batch: Batch) -> StepShape:
-    """The shape of a batch, added up row by row. A row of one token decodes unless the batch says it prefills."""
+    """The shape of a batch, added up row by row. In a closed batch every prompt prefills, even one of a single token."""
     rows = list(batch.rows(batch))
-    prefilling = {sequence for sequence, _ in batch.prefill}
+    closed = isinstance(batch.rows.__self__, ClosedState)
+    prefilling = {sequence for sequence, _ in batch.prefill if closed or sequence.tokens - sequence.computed > 1}
     prefill = [row for row in rows if row.sequence in prefilling]
     decode = [row for row in rows if row.sequence not in prefilling]
     return StepShape(

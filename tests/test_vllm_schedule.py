@@ -1,13 +1,13 @@
 """Continuous batching against the decisions of the real vLLM scheduler, step by step.
 
-The recordings (vLLM 0.32, V1, synchronous, virtual clock) lie in the shared data. Those that use features servecast
-does not have yet are skipped by name.
+The recordings (vLLM 0.32, V1, synchronous, virtual clock) lie in the shared data.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,15 +23,16 @@ from servecast.workload.clients import OpenLoop
 RECORDINGS = sorted((SHARED / "vllm_schedules").glob("*.json.gz"))
 
 
-def missing_feature(recording) -> str | None:
-    arguments = recording["engine_args"]
-    if arguments["enable_prefix_caching"]:
-        return "prefix caching"
-    if arguments.get("scheduling_policy", "fcfs") != "fcfs":
-        return "priorities"
-    if arguments.get("long_prefill_token_threshold"):
-        return "long_prefill_token_threshold"
-    return None
+def recorded(requests, block_size):
+    """The recorded requests; those of one group share the full blocks of their first ``prefix_tokens`` tokens."""
+    plain = columns((r["arrival_s"], r["prompt_tokens"], r["output_tokens"]) for r in requests)
+    return replace(
+        plain,
+        priority=np.array([r["priority"] for r in requests]),
+        prefix_ids=[
+            tuple((r["prefix_group"], place) for place in range(r["prefix_tokens"] // block_size)) for r in requests
+        ],
+    )
 
 
 @pytest.mark.skipif(not RECORDINGS, reason="no shared data: set SERVECAST_SHARED")
@@ -39,8 +40,6 @@ def missing_feature(recording) -> str | None:
 @pytest.mark.parametrize("stepped", [True, False], ids=["stepped", "coalesced"])
 def test_every_step_is_the_recorded_one(path, stepped):
     recording = json.loads(gzip.decompress(path.read_bytes()))
-    if feature := missing_feature(recording):
-        pytest.skip(f"{feature} is not built yet")
     arguments, requests = recording["engine_args"], recording["requests"]
     seen = []
 
@@ -52,13 +51,20 @@ def test_every_step_is_the_recorded_one(path, stepped):
             seen.append([sorted(rows), decision.preempted, None])
 
     policy = Watched(
-        Continuous(arguments["max_num_seqs"], arguments["max_num_batched_tokens"], arguments["chunked_prefill"]),
+        Continuous(
+            max_num_seqs=arguments["max_num_seqs"],
+            max_num_batched_tokens=arguments["max_num_batched_tokens"],
+            enable_chunked_prefill=arguments["chunked_prefill"],
+            long_prefill_token_threshold=arguments.get("long_prefill_token_threshold", 0),
+            enable_prefix_caching=arguments["enable_prefix_caching"],
+            scheduling_policy=arguments.get("scheduling_policy", "fcfs"),
+        ),
         witness,
     )
     pool = BlockPool(arguments["num_gpu_blocks"] - 1, arguments["block_size"])
     executor = ModelExecutor(StepTime(0.010, per_token=0.0001))
     run = replay(
-        OpenLoop(columns((r["arrival_s"], r["prompt_tokens"], r["output_tokens"]) for r in requests)),
+        OpenLoop(recorded(requests, arguments["block_size"])),
         policy,
         Stepping(executor) if stepped else executor,
         pool,

@@ -26,13 +26,12 @@ if TYPE_CHECKING:
 class ClosedState(State):
     """``ended`` are members of the present batch that have all their tokens."""
 
-    __slots__ = ("activation_blocks", "ended", "respond")
+    __slots__ = ("activation_blocks", "respond")
 
     def __init__(self, pool: BlockPool, activation_blocks: Callable[[int], int], respond: str) -> None:
         super().__init__(pool)
         self.activation_blocks = activation_blocks
         self.respond = respond
-        self.ended: list[Sequence] = []
 
     def commit(self, batch: Batch, iterations: int, now: float) -> list[Sequence]:
         decoding = self.decoding

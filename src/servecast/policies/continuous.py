@@ -6,16 +6,24 @@ and KV blocks last (a long prompt is cut into chunks by the budget). Blocks are 
 run short the sequence admitted last gives all of its own back and goes to the head of the queue, to be computed again;
 in such a step nobody is admitted.
 
-Source: vLLM 0.32, v1/core/sched/scheduler.py. Left out here: prefix caching, priorities, asynchronous scheduling.
+With prefix caching a sequence starts behind the longest chain of full blocks that are still in the cache, its own from
+before a preemption among them. With priorities the queue is ordered by them, and so is preemption. With asynchronous
+scheduling a step is decided on while the one before it runs.
+
+Source: vLLM 0.32, v1/core/sched/scheduler.py. Left out: speculative decoding, encoder inputs, KV connectors.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from servecast.batch import Batch, Wait, causal_pairs, step_shape
+from servecast.policies.prefix import PrefixState
+from servecast.policies.queue import PriorityQueue
+from servecast.policies.shortage import preempt_last, walk
 from servecast.policies.state import State
 
 if TYPE_CHECKING:
@@ -23,6 +31,7 @@ if TYPE_CHECKING:
 
     from servecast.batch import Decision
     from servecast.kvcache import BlockPool
+    from servecast.policies.state import Queue
     from servecast.requests import Sequence
 
 _NOTHING = Wait(math.inf)
@@ -35,12 +44,25 @@ class Continuous:
     max_num_seqs : sequences running at once, at most
     max_num_batched_tokens : tokens computed in one step, at most; at least max_num_seqs
     enable_chunked_prefill : cut a prompt that exceeds what is left of the budget; otherwise it waits, and all behind it
+    long_prefill_token_threshold : tokens of one prompt in one step, at most, while others are there; 0: no limit
+    enable_prefix_caching : keep full blocks of ended and preempted sequences until their room is needed
+    scheduling_policy : ``fcfs``, or ``priority`` (lower value first, then arrival)
+    scheduler_reserve_full_isl : admit only when all tokens of a sequence find blocks, not just those of its first chunk
+    watermark : share of the blocks to keep free when admitting while others run
+    async_scheduling : decide on a step while the one before it runs: what is admitted is what had arrived when that
+        one started, and blocks come free a step later
     """
 
     kind: ClassVar[str] = "continuous"
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    enable_prefix_caching: bool = False
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    scheduler_reserve_full_isl: bool = True
+    watermark: float = 0.0
+    async_scheduling: bool = False
 
     @property
     def respond(self) -> Literal["stream"]:
@@ -48,7 +70,9 @@ class Continuous:
 
     def start(self, pool: BlockPool, activation_blocks: Callable[[int], int]) -> State:
         # The budget bounds the activations, and the memory plan has set them aside.
-        return State(pool)
+        waiting: Queue = PriorityQueue() if self.scheduling_policy == "priority" else deque()
+        kind = PrefixState if self.enable_prefix_caching else State
+        return kind(pool, waiting, self.async_scheduling)
 
     def schedule(self, now: float, state: State) -> Decision:
         decoding = state.decoding
@@ -57,123 +81,141 @@ class Continuous:
         prefill: list[tuple[Sequence, int]] = []
         preempted = 0
         if state.waiting or state.prefilling or free < decoding.count:
+            limit = self._chunk_limit(state)
             wanted = decoding.blocks_needed(1)
             budget = self.max_num_batched_tokens - decoding.count
             if state.prefilling:
-                budget, wanted = _continue_prefills(state, prefill, budget, wanted)
-            if wanted > free:
-                preempted, wanted = _preempt_last(now, state, prefill, wanted)
+                budget, wanted = _continue_prefills(state, prefill, budget, wanted, limit)
+            if budget < 0 or (wanted > free and self.scheduling_policy == "priority"):
+                prefill, budget, preempted = walk(
+                    now, state, self.max_num_batched_tokens, limit, self.scheduling_policy == "priority"
+                )
+                wanted = decoding.blocks_needed(1) + _blocks_of(state, prefill)
+                free = pool.total - pool.held
+            elif wanted > free:
+                preempted, wanted = preempt_last(now, state, prefill, wanted)
                 free = pool.total - pool.held
             for sequence, new in prefill:
-                blocks = pool.blocks(sequence.computed + new)
-                pool.take(blocks - sequence.blocks)
-                sequence.blocks = blocks
+                state.take_blocks(sequence, sequence.computed + new)
             if state.waiting and not preempted:
-                self._admit(now, state, prefill, budget, free - wanted)
+                state.reserve(decoding.blocks_needed(1))
+                self._admit(now, state, prefill, budget, free - wanted, limit)
         if prefill:
             return self._mixed(state, prefill, preempted)
         if decoding.count:
             return self._decode(state, free, preempted)
+        if state.release_ended():
+            return self.schedule(now, state)
         assert not state.waiting, "the head of an idle queue must fit: longer requests are rejected on arrival"
         return _NOTHING
 
-    def _admit(self, now: float, state: State, prefill: list[tuple[Sequence, int]], budget: int, free: int) -> None:
-        """Admit from the head of the queue; nobody overtakes it. All of its tokens must find blocks, not just a chunk's."""
+    def _chunk_limit(self, state: State) -> int:
+        """Tokens that one prompt may have in this step."""
+        threshold = self.long_prefill_token_threshold
+        alone = len(state.running) + len(state.waiting) <= 1
+        return self.max_num_batched_tokens if alone or threshold == 0 else threshold
+
+    def _admit(
+        self, now: float, state: State, prefill: list[tuple[Sequence, int]], budget: int, free: int, limit: int
+    ) -> None:
+        """Admit from the head of the queue; nobody overtakes it."""
         waiting = state.waiting
-        pool = state.pool
         seats = self.max_num_seqs - len(state.running)
+        kept = math.ceil(self.watermark * state.pool.total) if self.watermark else 0
         while waiting and budget > 0 and seats > 0:
             sequence = waiting[0]
-            new = sequence.tokens
-            blocks = pool.blocks(new)
-            if blocks > free:
-                break
+            found, idle = state.find_cached(sequence)
+            tokens = sequence.tokens
+            new = tokens - found
+            if new > limit:
+                new = limit
             if new > budget:
                 if not self.enable_chunked_prefill:
                     break
                 new = budget
-                blocks = pool.blocks(new)
-                state.prefilling.append(sequence)
+            reserved = tokens if self.scheduler_reserve_full_isl else found + new
+            size = state.pool.block_size
+            wanted = -(-reserved // size) - found // size + idle
+            if wanted + (kept if state.running else 0) > free:
+                break
             waiting.popleft()
             state.admit(sequence, now)
-            pool.take(blocks)
-            sequence.blocks = blocks
+            if found + new < tokens:
+                state.prefilling.append(sequence)
+            free -= state.start_with(sequence, found, found + new)
             prefill.append((sequence, new))
             budget -= new
-            free -= blocks
             seats -= 1
 
     def _mixed(self, state: State, prefill: list[tuple[Sequence, int]], preempted: int) -> Batch:
         """One iteration: when it has ended, the prompts it computed decode, and the batch is another."""
-        tokens = pairs = context = longest = recomputed = 0
+        decoding = state.decoding
+        decode_rows = decoding.count
+        decode_context = decoding.context
+        rows = useful = tokens = pairs = context = longest = recomputed = 0
         for sequence, new in prefill:
             cached = sequence.computed
-            tokens += new
-            pairs += causal_pairs(new, cached)
-            context += cached
+            useful += new
             if cached + new > longest:
                 longest = cached + new
             if sequence.resident > cached:
                 recomputed += min(cached + new, sequence.resident) - cached
-        decoding = state.decoding
-        count = decoding.count
+            if sequence.tokens - cached == 1:
+                decode_rows += 1
+                decode_context += cached
+            else:
+                rows += 1
+                tokens += new
+                pairs += causal_pairs(new, cached)
+                context += cached
         if decoding.longest() >= longest:
             longest = decoding.longest() + 1
-        shape = step_shape(len(prefill), tokens, pairs, context, count, decoding.context, longest)
+        shape = step_shape(rows, tokens, pairs, context, decode_rows, decode_context, longest)
         return Batch(
-            shape, 1, prefill, tokens, count, len(state.running), len(state.waiting), False, preempted, recomputed,
-            state.rows,
+            shape, 1, prefill, useful, decoding.count, len(state.running), len(state.waiting), False, preempted,
+            recomputed, state.rows,
         )  # fmt: skip
 
     def _decode(self, state: State, free: int, preempted: int) -> Batch:
         """Decode until a row ends or the blocks do. What waits now cannot be admitted before that: it would have been."""
         decoding = state.decoding
         count = decoding.count
-        if preempted:
-            steps = 1  # the next step may admit again
+        if preempted or state.ended:
+            steps = 1  # the next step may admit who could not be admitted in this one
         else:
             steps = decoding.steps_to_finish()
             if count * (steps // decoding.block_size + 1) > free:
                 steps = min(steps, decoding.steps_within(free))
         running = len(state.running)
         waiting = len(state.waiting)
+        # Whoever waits now is blocked until rows end. One of higher priority could still come and fit.
+        interruptible = running < self.max_num_seqs and (not waiting or self.scheduling_policy == "priority")
         shape = step_shape(0, 0, 0, 0, count, decoding.context, decoding.longest() + 1)
         return Batch(
-            shape, steps, [], 0, count, running, waiting, not waiting and running < self.max_num_seqs, preempted, 0,
-            state.rows,
+            shape, steps, [], 0, count, running, waiting, interruptible, preempted, 0, state.rows
         )  # fmt: skip
 
 
 def _continue_prefills(
-    state: State, prefill: list[tuple[Sequence, int]], budget: int, wanted: int
+    state: State, prefill: list[tuple[Sequence, int]], budget: int, wanted: int, limit: int
 ) -> tuple[int, int]:
-    """Give running prompts their next chunk; the budget left, and the blocks wanted by all running rows."""
+    """Give running prompts their next chunk; the budget left, and the blocks wanted by all running rows.
+
+    A budget below 0 means that rows behind a prompt would go short: then only walking the rows tells which.
+    """
+    pool = state.pool
+    last = next(reversed(state.running))
     for sequence in state.prefilling:
-        new = min(sequence.tokens - sequence.computed, budget)
+        new = min(sequence.tokens - sequence.computed, limit)
+        if sequence is last and new > budget >= 0:
+            new = budget
+        budget -= new
         if new > 0:
             prefill.append((sequence, new))
-            budget -= new
-            wanted += state.pool.blocks(sequence.computed + new) - sequence.blocks
+            wanted += pool.blocks(sequence.computed + new) - sequence.blocks
     return budget, wanted
 
 
-def _preempt_last(
-    now: float, state: State, prefill: list[tuple[Sequence, int]], wanted: int
-) -> tuple[int, int]:
-    """Preempt from the end of the running ones until the rest fit; how many, and the blocks the rest want.
-
-    vLLM walks the rows in order and preempts the last whenever one finds no block. Since a victim stands behind every
-    row served so far, that ends with the longest prefix of rows whose needs fit, which is what this computes.
-    """
-    pool = state.pool
-    preempted = 0
-    while wanted > pool.total - pool.held:
-        victim = next(reversed(state.running))
-        if victim.finish_step >= 0:
-            wanted -= state.decoding.needs_block(victim)
-        elif prefill and prefill[-1][0] is victim:
-            _, new = prefill.pop()
-            wanted -= pool.blocks(victim.computed + new) - victim.blocks
-        state.preempt(victim, now)
-        preempted += 1
-    return preempted, wanted
+def _blocks_of(state: State, prefill: list[tuple[Sequence, int]]) -> int:
+    """Blocks that these rows want beyond those they hold."""
+    return sum(state.pool.blocks(sequence.computed + new) - sequence.blocks for sequence, new in prefill)

@@ -20,26 +20,44 @@ if TYPE_CHECKING:
     from servecast.requests import Sequence
 
 
+class Queue(Protocol):
+    """What is used of a deque of waiting sequences."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Sequence]: ...
+    def __getitem__(self, position: int, /) -> Sequence: ...
+    def append(self, sequence: Sequence, /) -> None: ...
+    def appendleft(self, sequence: Sequence, /) -> None: ...
+    def popleft(self) -> Sequence: ...
+
+
 class State:
     """Waiting and running sequences of one replica.
 
-    ``running`` is in order of admission; ``prefilling`` are those of its members whose tokens are not all computed.
+    ``running`` is in order of admission; ``prefilling`` are those of its members that do not decode, in that order.
     ``blocks_in_use`` are the KV blocks held during the step just committed, before its finished rows gave theirs back.
+    ``ahead``: the next step is decided on while this one runs, so rows that end with it keep seat and blocks (``ended``)
+    for one more decision.
     """
 
-    __slots__ = ("_slots", "blocks_in_use", "decoding", "gaps", "pool", "prefilling", "running", "waiting")
+    __slots__ = (
+        "_slots", "ahead", "blocks_in_use", "decoding", "ended", "gaps", "pool", "prefilling", "running", "waiting",
+    )  # fmt: skip
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, waiting: Queue | None = None, ahead: bool = False) -> None:
         self.pool = pool
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: Queue = deque() if waiting is None else waiting
+        self.ahead = ahead
         self.running: dict[Sequence, None] = {}
         self.prefilling: list[Sequence] = []
         self.decoding = DecodeRows(pool.block_size)
+        self.ended: list[Sequence] = []
         self.gaps: list[float] = []
         self.blocks_in_use = 0
         self._slots: list[int] = []
 
     def admit(self, sequence: Sequence, now: float) -> None:
+        """Give a sequence a seat."""
         slots = self._slots
         sequence.slot = slots.pop() if slots else len(self.running)
         self.running[sequence] = None
@@ -51,45 +69,91 @@ class State:
         del self.running[sequence]
         self._slots.append(sequence.slot)
 
-    def preempt(self, sequence: Sequence, now: float) -> int:
-        """Put a running sequence back at the head of the queue, to compute it all again; the blocks that frees."""
+    def find_cached(self, sequence: Sequence) -> tuple[int, int]:
+        """(tokens of a waiting sequence that are in the cache already, blocks of them that nobody holds)."""
+        return 0, 0
+
+    def start_with(self, sequence: Sequence, found: int, computed: int) -> int:
+        """Take the blocks of an admitted sequence's first ``computed`` tokens, ``found`` of them from the cache; the
+        free blocks that costs."""
+        return self.take_blocks(sequence, computed)
+
+    def take_blocks(self, sequence: Sequence, computed: int) -> int:
+        """Take the blocks that a running prompt lacks for its first ``computed`` tokens; how many."""
+        blocks = self.pool.blocks(computed)
+        taken = blocks - sequence.blocks
+        self.take(taken)
+        sequence.blocks = blocks
+        return taken
+
+    def take(self, blocks: int) -> None:
+        """Take any free blocks."""
+        self.pool.take(blocks)
+
+    def reserve(self, blocks: int) -> None:
+        """Choose the blocks that decode rows will take in this step: they come before whoever is admitted in it."""
+
+    def give_blocks(self, sequence: Sequence) -> None:
+        """Give back all that a sequence with ``computed`` tokens up to date holds."""
+        self.pool.give(self.pool.blocks(sequence.computed))
+
+    def pause(self, sequence: Sequence, now: float) -> None:
+        """Leave a decode row out of a step: it goes on as a prompt with one token left."""
+        self.decoding.leave(sequence)
+        sequence.last_token_s = now
+        sequence.blocks = self.pool.blocks(sequence.computed)
+        self.prefilling.append(sequence)
+        self.prefilling.sort(key=self.places(self.prefilling).__getitem__)
+
+    def places(self, sequences: list[Sequence]) -> dict[Sequence, int]:
+        """Where they stand among the running ones."""
+        wanted = set(sequences)
+        return {sequence: place for place, sequence in enumerate(self.running) if sequence in wanted}
+
+    def preempt(self, sequence: Sequence, now: float) -> None:
+        """Put a running sequence back into the queue, to compute it all again."""
         if sequence.finish_step >= 0:
             self.decoding.leave(sequence)
             sequence.last_token_s = now
-            blocks = self.pool.blocks(sequence.computed)
         else:
             self.prefilling.remove(sequence)
-            blocks = sequence.blocks
         self.dismiss(sequence)
-        self.pool.give(blocks)
+        self.give_blocks(sequence)
         sequence.resident = max(sequence.resident, sequence.computed)
         sequence.computed = sequence.blocks = 0
         sequence.preemptions += 1
         self.waiting.appendleft(sequence)
-        return blocks
 
     def commit(self, batch: Batch, iterations: int, now: float) -> list[Sequence]:
         """Book ``iterations`` of ``batch``, the last ending at ``now``; the sequences that ended, in order of arrival."""
         decoding = self.decoding
-        pool = self.pool
-        held = pool.held
         if decoding.count:
-            held += decoding.blocks_needed(iterations)
+            self.reserve(0)
+            self.take(decoding.blocks_needed(iterations))
             finished = decoding.advance(iterations)
         else:
             finished = []
-        assert held <= pool.total, f"{held} KV blocks held of {pool.total}"
-        self.blocks_in_use = held
+        self.blocks_in_use = self.pool.held
         if batch.prefill:
             self._prefill(batch, now, finished)
-        if finished:
-            slots, running, size = self._slots, self.running, pool.block_size
-            for sequence in finished:
-                held -= -(-sequence.computed // size)
-                del running[sequence]
-                slots.append(sequence.slot)
-        pool.held = held
+        if self.ahead:
+            self.release_ended()
+            self.ended = finished
+        elif finished:
+            self.release(finished)
         return finished
+
+    def release_ended(self) -> bool:
+        """Take back seats and blocks of rows that ended a decision ago; whether there were any."""
+        ended, self.ended = self.ended, []
+        self.release(ended)
+        return bool(ended)
+
+    def release(self, ended: list[Sequence]) -> None:
+        """Take back seats and blocks of rows that have ended."""
+        for sequence in ended:
+            self.give_blocks(sequence)
+            self.dismiss(sequence)
 
     def _prefill(self, batch: Batch, now: float, finished: list[Sequence]) -> None:
         """Book the prefilled tokens of a step, and add the rows that end with it to ``finished``."""
@@ -135,6 +199,7 @@ class State:
 
     def settle(self) -> list[Sequence]:
         """Everything still waiting or running when a run is cut off, its own counts up to date."""
+        self.release_ended()
         for sequence in self.running:
             if sequence.finish_step >= 0:
                 self.decoding.leave(sequence)
