@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving import StepTime, columns, serve
 
-from servecast.batch import Batch, StepShape
+from servecast.batch import Batch, StepShape, Tally
 from servecast.engine import replay
 from servecast.errors import InputError
 from servecast.executor import SAME_INSTANT_S, Affine, Measured, ModelExecutor, Stepping, affine_end, first_to_end_at
@@ -24,7 +24,7 @@ slopes = st.floats(0.0, 1e-3)
 
 def decode(iterations, rows=4, context=100):
     shape = StepShape(0, 0, 0, 0, rows, context, context)
-    return Batch(shape, iterations, [], 0, rows, rows, 0, True, 0, 0, lambda batch: iter(()))
+    return Batch(shape, iterations, [], Tally(0, rows, rows, 0, 0, 0), True, lambda batch: iter(()))
 
 
 class Playback:

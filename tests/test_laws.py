@@ -47,7 +47,7 @@ def check_books(state, decision):
     if isinstance(decision, Batch):
         assert decision.shape == shape_of_rows(decision)
         assert decision.iterations >= 1
-        assert decision.slots == len(state.running)
+        assert decision.tally.slots == len(state.running)
         ids = [sequence.request.id for sequence in (*state.running, *state.waiting)]
         assert len(ids) == len(set(ids))
 
@@ -165,7 +165,7 @@ def test_a_capped_client_is_coalesced_exactly(requests, policy, pool, cost, cap)
 @given(requests, continuous, pools)
 def test_nobody_waits_without_a_reason(requests, policy, pool):
     def witness(state, decision):
-        if not isinstance(decision, Batch) or not state.waiting or decision.preempted:
+        if not isinstance(decision, Batch) or not state.waiting or decision.tally.preempted:
             return
         head = state.waiting[0]
         tokens = decision.shape.prefill_tokens + decision.shape.decode_rows

@@ -114,7 +114,7 @@ def test_nobody_is_admitted_in_a_step_that_preempts():
     seen = []
 
     def witness(state, decision):
-        if isinstance(decision, Batch) and decision.preempted:
+        if isinstance(decision, Batch) and decision.tally.preempted:
             seen.append(decision.shape.prefill_rows)
 
     serve([(0, 16, 40)] * 3 + [(0.2, 4, 1)], Watched(Continuous(), witness), cap=4)

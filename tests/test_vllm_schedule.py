@@ -48,7 +48,7 @@ def test_every_step_is_the_recorded_one(path, stepped):
             seen[-1][2] = policy.free[-1]
         if isinstance(decision, Batch):
             rows = [[row.sequence.request.id, row.new, row.cached] for row in decision.rows(decision)]
-            seen.append([sorted(rows), decision.preempted, None])
+            seen.append([sorted(rows), decision.tally.preempted, None])
 
     policy = Watched(
         Continuous(

@@ -53,44 +53,54 @@ class Row(NamedTuple):
     new: int
 
 
+class Tally(NamedTuple):
+    """What a decision is besides its shape: what was asked for, who holds a slot, and what it cost others.
+
+    useful_prefill_tokens, useful_decode_rows : the part of the first iteration that somebody wants
+    slots : rows held, finished members of a closed batch included
+    waiting : sequences left in the queue
+    preempted : sequences put back into it
+    recomputed_tokens : tokens computed that had been computed before
+    """
+
+    useful_prefill_tokens: int
+    useful_decode_rows: int
+    slots: int
+    waiting: int
+    preempted: int
+    recomputed_tokens: int
+
+
+def tally(*counts: int) -> Tally:
+    """A `Tally` from its fields in order (see `step_shape`)."""
+    return tuple.__new__(Tally, counts)
+
+
 class Batch:
     """What runs next, and for how many iterations it stays the same if nobody arrives.
 
     ``shape`` is that of the first iteration, as computed (padding included); each further iteration adds one cached
-    token per decode row. ``useful_*`` count what was asked for. ``slots`` are the rows held, finished members of a
-    closed batch included. ``interruptible``: an arrival could change the decision, so the run ends at the first
-    iteration boundary at or after one. ``rows()`` walks the rows; only a device needs to.
+    token per decode row. ``prefill`` are rows with the tokens they compute, decode rows aside. ``interruptible``: an
+    arrival could change the decision, so the run ends at the first iteration boundary at or after one. ``rows(batch)``
+    walks the rows; only a device needs to.
     """
 
-    __slots__ = (
-        "interruptible", "iterations", "prefill", "preempted", "recomputed_tokens", "rows", "shape", "slots",
-        "useful_decode_rows", "useful_prefill_tokens", "waiting",
-    )  # fmt: skip
+    __slots__ = ("interruptible", "iterations", "prefill", "rows", "shape", "tally")
 
     def __init__(
         self,
         shape: StepShape,
         iterations: int,
         prefill: list[tuple[Sequence, int]],
-        useful_prefill_tokens: int,
-        useful_decode_rows: int,
-        slots: int,
-        waiting: int,
+        tally: Tally,
         interruptible: bool,
-        preempted: int,
-        recomputed_tokens: int,
         rows: Callable[[Batch], Iterator[Row]],
     ) -> None:
         self.shape = shape
         self.iterations = iterations
         self.prefill = prefill
-        self.useful_prefill_tokens = useful_prefill_tokens
-        self.useful_decode_rows = useful_decode_rows
-        self.slots = slots
-        self.waiting = waiting
+        self.tally = tally
         self.interruptible = interruptible
-        self.preempted = preempted
-        self.recomputed_tokens = recomputed_tokens
         self.rows = rows
 
 
@@ -118,12 +128,7 @@ DECISION_COLUMNS = (
     "seconds",
     "step_s",
     *StepShape._fields,
-    "useful_prefill_tokens",
-    "useful_decode_rows",
-    "slots",
+    *Tally._fields,
     "kv_blocks",
-    "waiting",
-    "preempted",
-    "recomputed_tokens",
     "finished",
 )

@@ -49,7 +49,7 @@ REQUEST_COLUMNS = (
     "recomputed_tokens",
     "slot",
 )
-_PROGRESS_EVERY = 4096
+_FLUSH_EVERY = 4096
 _nan = math.nan
 
 
@@ -150,88 +150,81 @@ class _Replica:
         self.ended = 0
 
     def serve(self) -> Generator[simpy.Event, None, None]:
-        environment, client, state = self.environment, self.client, self.state
-        timeout = environment.timeout
-        schedule, run, horizon = self.policy.schedule, self.executor.run, self.horizon_s
-        until_progress = _PROGRESS_EVERY
-        while True:
-            sends = client.next_send()
-            while sends <= self.now + SAME_INSTANT_S:
-                self.now = max(self.now, sends)
-                sends = self._receive(self.now)
-            decision = schedule(self.now, state)
+        """The loop. What it touches at each decision is kept at hand: this is where a run spends its time."""
+        environment, client, state, horizon = self.environment, self.client, self.state, self.horizon_s
+        timeout, next_send, schedule = environment.timeout, client.next_send, self.policy.schedule
+        run, commit, log = self.executor.run, state.commit, self.decisions.rows
+        now = 0.0
+        until_flush = _FLUSH_EVERY
+        while now < horizon:
+            sends = next_send()
+            while sends <= now + SAME_INSTANT_S:
+                if sends > now:
+                    now = sends
+                sends = self._receive(now)
+            decision = schedule(now, state)
             if type(decision) is Batch:
-                durations = run(decision, sends - self.now if decision.interruptible else math.inf)
-                end = self.now + durations.total
+                durations = run(decision, sends - now if decision.interruptible else math.inf)
+                end = now + durations.total
                 if end > horizon:
-                    durations = _cut(durations, horizon - self.now)
+                    durations = _cut(durations, horizon - now)
                     if durations is None:
+                        now = horizon
                         break
-                    end = self.now + durations.total
-                yield timeout(end - environment.now)
+                    end = now + durations.total
+                delay = end - environment.now
+                yield timeout(delay if delay > 0.0 else 0.0)
                 if sends < end:
                     self._receive(end)  # a client may react to a rejection before the step ends
-                self._commit(decision, durations, end)
+                finished = commit(decision, durations.count, end)
+                if type(durations) is Affine:
+                    log.append(
+                        (now, durations.count, end - now, durations.base)
+                        + decision.shape
+                        + decision.tally
+                        + (state.blocks_in_use, len(finished))
+                    )
+                else:
+                    self._log_pieces(decision, durations, now, len(finished))
+                now = end
+                if finished:
+                    self._answer(finished, end)
             elif type(decision) is OutOfMemory:
-                end = min(self._crash(decision), horizon)
-                yield timeout(end - environment.now)
-                self.now = end
+                now = min(self._crash(decision, now), horizon)
+                yield timeout(max(0.0, now - environment.now))
             else:
                 end = min(decision.until, sends)
                 if end == math.inf:
                     break
-                end = min(end, horizon)
-                yield timeout(max(0.0, end - environment.now))
-                self.now = end
-            if self.now >= horizon:
-                break
-            until_progress -= 1
-            if not until_progress:
-                until_progress = _PROGRESS_EVERY
-                self.requests.flush()
-                self.decisions.flush()
-                if self.progress is not None:
-                    self.progress(self.ended)
-        self._settle()
+                now = min(end, horizon)
+                yield timeout(max(0.0, now - environment.now))
+            until_flush -= 1
+            if not until_flush:
+                until_flush = _FLUSH_EVERY
+                self._flush()
+        self._settle(now)
 
     def _receive(self, until: float) -> float:
         """Queue every request that arrives by ``until`` [s], rejecting what can never be served; when the next one will."""
-        client = self.client
-        waiting = self.state.waiting
-        limit = self.max_model_len
+        client, limit = self.client, self.max_model_len
+        enqueue = self.state.waiting.append
         while (sends := client.next_send()) <= until:
             request, sent_s = client.send()
             room = limit - request.prompt_tokens
             if room > 0:
                 output = request.output_tokens
-                waiting.append(Sequence(request, sent_s, output if output < room else room))
+                enqueue(Sequence(request, sent_s, output if output < room else room))
             else:
                 self._record(Sequence(request, sent_s, 0), Status.REJECTED, _nan)
                 client.answered(request, sent_s)
         return sends
 
-    def _commit(self, batch: Batch, durations: Durations, end: float) -> None:
-        state = self.state
-        start = self.now
-        count = durations.count
-        finished = state.commit(batch, count, end)
-        self.now = end
-        if type(durations) is Affine:
-            self.decisions.rows.append(
-                (start, count, end - start, durations.base)
-                + batch.shape
-                + (
-                    batch.useful_prefill_tokens, batch.useful_decode_rows, batch.slots, state.blocks_in_use,
-                    batch.waiting, batch.preempted, batch.recomputed_tokens, len(finished),
-                )
-            )  # fmt: skip
-        else:
-            self._log_pieces(batch, durations, start, len(finished))
-        if finished:
-            answered = self.client.answered
-            for sequence in finished:
-                self._record(sequence, Status.COMPLETED, end)
-                answered(sequence.request, end)
+    def _answer(self, finished: list[Sequence], now: float) -> None:
+        """Send the last token of these sequences to their clients."""
+        answered = self.client.answered
+        for sequence in finished:
+            self._record(sequence, Status.COMPLETED, now)
+            answered(sequence.request, now)
 
     def _log_pieces(self, batch: Batch, durations: Durations, start: float, finished: int) -> None:
         """Log a run of measured iterations as affine pieces, each with the shape it started with."""
@@ -239,32 +232,36 @@ class _Replica:
         pieces = list(durations.pieces())
         for last, piece in zip((*[False] * (len(pieces) - 1), True), pieces, strict=True):
             self.decisions.rows.append(
-                (
-                    start, piece.count, piece.total, piece.base, *shape, batch.useful_prefill_tokens,
-                    batch.useful_decode_rows, batch.slots, self.state.blocks_in_use, batch.waiting, batch.preempted,
-                    batch.recomputed_tokens, finished if last else 0,
-                )
-            )  # fmt: skip
+                (start, piece.count, piece.total, piece.base)
+                + shape
+                + batch.tally
+                + (self.state.blocks_in_use, finished if last else 0)
+            )
             start += piece.total
             shape = shape._replace(
                 decode_context=shape.decode_context + piece.count * shape.decode_rows,
                 max_context=shape.max_context + piece.count,
             )
 
-    def _crash(self, event: OutOfMemory) -> float:
+    def _flush(self) -> None:
+        self.requests.flush()
+        self.decisions.flush()
+        if self.progress is not None:
+            self.progress(self.ended)
+
+    def _crash(self, event: OutOfMemory, now: float) -> float:
         """Lose what runs; when the engine is up again [s]."""
         for sequence in self.state.crash():
             self._record(sequence, Status.OOM, _nan)
-            self.client.answered(sequence.request, self.now)
+            self.client.answered(sequence.request, now)
         self.oom.append(event)
-        return self.now + self.restart_s
+        return now + self.restart_s
 
-    def _settle(self) -> None:
+    def _settle(self, now: float) -> None:
         """Record what a horizon cut off: all that had arrived by then and has not ended."""
-        if self.horizon_s < math.inf and self.now > self.horizon_s - SAME_INSTANT_S:
-            self.now = self.horizon_s
+        self.now = now
         if self.horizon_s < math.inf:
-            self._receive(self.now)
+            self._receive(now)
         for sequence in self.state.settle():
             self._record(sequence, Status.UNFINISHED, _nan)
 

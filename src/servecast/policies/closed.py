@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from servecast.batch import Batch, OutOfMemory, StepShape, Wait
+from servecast.batch import Batch, OutOfMemory, StepShape, Wait, tally
 from servecast.policies.state import State
 
 if TYPE_CHECKING:
@@ -122,7 +122,5 @@ def closed_decision(
     useful_prefill_tokens: int,
 ) -> Decision:
     """A step of a closed batch: no arrival changes it."""
-    return Batch(
-        shape, iterations, prefill, useful_prefill_tokens, state.decoding.count, len(state.running),
-        len(state.waiting), False, 0, 0, state.rows,
-    )  # fmt: skip
+    counts = tally(useful_prefill_tokens, state.decoding.count, len(state.running), len(state.waiting), 0, 0)
+    return Batch(shape, iterations, prefill, counts, False, state.rows)

@@ -20,7 +20,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from servecast.batch import Batch, Wait, causal_pairs, step_shape
+from servecast.batch import Batch, Wait, step_shape, tally
 from servecast.policies.prefix import PrefixState
 from servecast.policies.queue import PriorityQueue
 from servecast.policies.shortage import preempt_last, walk
@@ -81,7 +81,9 @@ class Continuous:
         prefill: list[tuple[Sequence, int]] = []
         preempted = 0
         if state.waiting or state.prefilling or free < decoding.count:
-            limit = self._chunk_limit(state)
+            limit = self.max_num_batched_tokens
+            if self.long_prefill_token_threshold:
+                limit = self._chunk_limit(state)
             wanted = decoding.blocks_needed(1)
             budget = self.max_num_batched_tokens - decoding.count
             if state.prefilling:
@@ -98,7 +100,8 @@ class Continuous:
             for sequence, new in prefill:
                 state.take_blocks(sequence, sequence.computed + new)
             if state.waiting and not preempted:
-                state.reserve(decoding.blocks_needed(1))
+                if self.enable_prefix_caching:
+                    state.reserve(decoding.blocks_needed(1))
                 self._admit(now, state, prefill, budget, free - wanted, limit)
         if prefill:
             return self._mixed(state, prefill, preempted)
@@ -120,11 +123,14 @@ class Continuous:
     ) -> None:
         """Admit from the head of the queue; nobody overtakes it."""
         waiting = state.waiting
+        size = state.pool.block_size
         seats = self.max_num_seqs - len(state.running)
         kept = math.ceil(self.watermark * state.pool.total) if self.watermark else 0
+        found = idle = 0
         while waiting and budget > 0 and seats > 0:
             sequence = waiting[0]
-            found, idle = state.find_cached(sequence)
+            if self.enable_prefix_caching:
+                found, idle = state.find_cached(sequence)
             tokens = sequence.tokens
             new = tokens - found
             if new > limit:
@@ -134,9 +140,8 @@ class Continuous:
                     break
                 new = budget
             reserved = tokens if self.scheduler_reserve_full_isl else found + new
-            size = state.pool.block_size
             wanted = -(-reserved // size) - found // size + idle
-            if wanted + (kept if state.running else 0) > free:
+            if wanted > free or (kept and state.running and wanted + kept > free):
                 break
             waiting.popleft()
             state.admit(sequence, now)
@@ -152,29 +157,26 @@ class Continuous:
         decoding = state.decoding
         decode_rows = decoding.count
         decode_context = decoding.context
-        rows = useful = tokens = pairs = context = longest = recomputed = 0
+        longest = decoding.longest() + 1 if decode_rows else 0
+        rows = useful = tokens = pairs = context = recomputed = 0
         for sequence, new in prefill:
             cached = sequence.computed
             useful += new
             if cached + new > longest:
                 longest = cached + new
-            if sequence.resident > cached:
-                recomputed += min(cached + new, sequence.resident) - cached
             if sequence.tokens - cached == 1:
                 decode_rows += 1
                 decode_context += cached
             else:
                 rows += 1
                 tokens += new
-                pairs += causal_pairs(new, cached)
+                pairs += new * cached + new * (new + 1) // 2
                 context += cached
-        if decoding.longest() >= longest:
-            longest = decoding.longest() + 1
+            if sequence.resident > cached:
+                recomputed += min(cached + new, sequence.resident) - cached
         shape = step_shape(rows, tokens, pairs, context, decode_rows, decode_context, longest)
-        return Batch(
-            shape, 1, prefill, useful, decoding.count, len(state.running), len(state.waiting), False, preempted,
-            recomputed, state.rows,
-        )  # fmt: skip
+        counts = tally(useful, decoding.count, len(state.running), len(state.waiting), preempted, recomputed)
+        return Batch(shape, 1, prefill, counts, False, state.rows)
 
     def _decode(self, state: State, free: int, preempted: int) -> Batch:
         """Decode until a row ends or the blocks do. What waits now cannot be admitted before that: it would have been."""
@@ -191,9 +193,7 @@ class Continuous:
         # Whoever waits now is blocked until rows end. One of higher priority could still come and fit.
         interruptible = running < self.max_num_seqs and (not waiting or self.scheduling_policy == "priority")
         shape = step_shape(0, 0, 0, 0, count, decoding.context, decoding.longest() + 1)
-        return Batch(
-            shape, steps, [], 0, count, running, waiting, interruptible, preempted, 0, state.rows
-        )  # fmt: skip
+        return Batch(shape, steps, [], tally(0, count, running, waiting, preempted, 0), interruptible, state.rows)
 
 
 def _continue_prefills(

@@ -56,26 +56,37 @@ class DecodeRows:
         self._phases[-offset % self.block_size] += 1
         self._rows[slot] = sequence
         heappush(self._finishing, (finish << _SLOT_BITS) + slot)
-        heappush(self._longest, (-offset << _SLOT_BITS) + slot)
+        heappush(self._longest, slot - (offset << _SLOT_BITS))
         longest = self._longest_row
         if longest is None or offset > longest.offset:
             self._longest_row = sequence
 
     def leave(self, sequence: Sequence) -> None:
-        """Take a row out and bring its own counts up to date."""
-        step = self.step
+        """Take out a row that has more to generate, and bring its own counts up to date."""
+        sequence.generated = sequence.output_limit - (sequence.finish_step - self.step)
+        sequence.tokens = sequence.request.prompt_tokens + sequence.generated
+        self._drop(sequence)
+        self._clean()
+
+    def _drop(self, sequence: Sequence) -> None:
         offset = sequence.offset
-        sequence.computed = computed = offset + step
-        sequence.generated = generated = sequence.output_limit - (sequence.finish_step - step)
-        sequence.tokens = sequence.request.prompt_tokens + generated
+        sequence.computed = computed = offset + self.step
         sequence.finish_step = -1
         self.count -= 1
         self.context -= computed
         self._phases[-offset % self.block_size] -= 1
         del self._rows[sequence.slot]
         if sequence is self._longest_row:
-            self._longest_row = None
             self._find_longest()
+
+    def _clean(self) -> None:
+        """Keep the first entry of ``_finishing`` that of a row: those of rows that left, or joined anew, are stale."""
+        finishing = self._finishing
+        while finishing:
+            sequence = self._rows.get(finishing[0] & _SLOT)
+            if sequence is not None and sequence.finish_step == finishing[0] >> _SLOT_BITS:
+                break
+            heappop(finishing)
 
     def advance(self, steps: int) -> list[Sequence]:
         """Make ``steps`` steps. The rows whose last token came with the last of them, in order of arrival: they leave."""
@@ -83,30 +94,27 @@ class DecodeRows:
         self.context += steps * self.count
         finishing = self._finishing
         finished: list[Sequence] = []
-        if not finishing or finishing[0] >> _SLOT_BITS > step:
+        if finishing[0] >> _SLOT_BITS > step:
             return finished
         rows = self._rows
-        while finishing and finishing[0] >> _SLOT_BITS <= step:
-            entry = heappop(finishing)
+        while finishing:
+            entry = finishing[0]
+            finish = entry >> _SLOT_BITS
             sequence = rows.get(entry & _SLOT)
-            if sequence is not None and sequence.finish_step == entry >> _SLOT_BITS:
-                self.leave(sequence)
+            if sequence is not None and sequence.finish_step == finish:
+                if finish > step:
+                    break
+                sequence.generated = sequence.output_limit
+                self._drop(sequence)
                 finished.append(sequence)
+            heappop(finishing)
         if len(finished) > 1:
             finished.sort(key=lambda sequence: sequence.request.id)
         return finished
 
     def steps_to_finish(self) -> int:
         """Steps until the next row ends; there must be a row."""
-        finishing = self._finishing
-        rows = self._rows
-        while True:
-            entry = finishing[0]
-            finish = entry >> _SLOT_BITS
-            sequence = rows.get(entry & _SLOT)
-            if sequence is not None and sequence.finish_step == finish:
-                return finish - self.step
-            heappop(finishing)
+        return (self._finishing[0] >> _SLOT_BITS) - self.step
 
     def longest(self) -> int:
         """Cached tokens of the longest row, 0 without rows."""
@@ -114,6 +122,7 @@ class DecodeRows:
         return 0 if row is None else row.offset + self.step
 
     def _find_longest(self) -> None:
+        self._longest_row = None
         longest = self._longest
         rows = self._rows
         while longest:

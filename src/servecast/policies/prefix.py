@@ -81,6 +81,10 @@ class PrefixState(State):
         self._empty(blocks)
         self._reserved = blocks
 
+    def take_for_decoding(self, blocks: int) -> None:
+        self._reserved = 0
+        self.take(blocks)
+
     def _empty(self, blocks: int) -> None:
         """Forget as many blocks as it takes to have this many empty ones."""
         empty = self.pool.free - len(self._idle) - self._reserved

@@ -76,7 +76,9 @@ class State:
     def start_with(self, sequence: Sequence, found: int, computed: int) -> int:
         """Take the blocks of an admitted sequence's first ``computed`` tokens, ``found`` of them from the cache; the
         free blocks that costs."""
-        return self.take_blocks(sequence, computed)
+        sequence.blocks = blocks = -(-computed // self.pool.block_size)
+        self.pool.take(blocks)
+        return blocks
 
     def take_blocks(self, sequence: Sequence, computed: int) -> int:
         """Take the blocks that a running prompt lacks for its first ``computed`` tokens; how many."""
@@ -93,9 +95,14 @@ class State:
     def reserve(self, blocks: int) -> None:
         """Choose the blocks that decode rows will take in this step: they come before whoever is admitted in it."""
 
+    def take_for_decoding(self, blocks: int) -> None:
+        """Take the blocks of decode rows."""
+        self.pool.take(blocks)
+
     def give_blocks(self, sequence: Sequence) -> None:
         """Give back all that a sequence with ``computed`` tokens up to date holds."""
-        self.pool.give(self.pool.blocks(sequence.computed))
+        pool = self.pool
+        pool.give(-(-sequence.computed // pool.block_size))
 
     def pause(self, sequence: Sequence, now: float) -> None:
         """Leave a decode row out of a step: it goes on as a prompt with one token left."""
@@ -128,8 +135,7 @@ class State:
         """Book ``iterations`` of ``batch``, the last ending at ``now``; the sequences that ended, in order of arrival."""
         decoding = self.decoding
         if decoding.count:
-            self.reserve(0)
-            self.take(decoding.blocks_needed(iterations))
+            self.take_for_decoding(decoding.blocks_needed(iterations))
             finished = decoding.advance(iterations)
         else:
             finished = []
@@ -153,7 +159,8 @@ class State:
         """Take back seats and blocks of rows that have ended."""
         for sequence in ended:
             self.give_blocks(sequence)
-            self.dismiss(sequence)
+            del self.running[sequence]
+            self._slots.append(sequence.slot)
 
     def _prefill(self, batch: Batch, now: float, finished: list[Sequence]) -> None:
         """Book the prefilled tokens of a step, and add the rows that end with it to ``finished``."""

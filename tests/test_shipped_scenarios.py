@@ -1,0 +1,62 @@
+"""The shipped scenarios teach what their comments say, to the digits that stand there."""
+
+from __future__ import annotations
+
+import pytest
+
+from servecast import load, simulate
+
+
+def by(name: str, *keys: str):
+    """The summary of a shipped scenario, by policy and swept values."""
+    return simulate(load(name)).summary.set_index(["policy", *keys])
+
+
+def test_quickstart():
+    table = by("quickstart", "workload.arrivals.rate_rps")
+    most = table["request_throughput_rps"].groupby("policy").max()
+    assert most["static"] == pytest.approx(2.4, abs=0.05)
+    assert most["padded"] == pytest.approx(1.5, abs=0.05)
+    assert most["continuous"] == pytest.approx(11, abs=0.5)
+    assert table.loc[("continuous", 8), "goodput_rps"] == pytest.approx(7.9, abs=0.05)
+    assert (table["completed"] == 2000).all()
+
+
+def test_padding_waste():
+    table = by("padding-waste")
+    assert table.loc["padded", "padding_waste"] == pytest.approx(0.853, abs=0.0005)
+    assert table.loc["padded", "computed_tokens"] == 16_000
+    assert table.loc["padded", "ttft_p50_s"] == pytest.approx(0.65, abs=0.01)
+    assert table.loc["static", "ttft_p50_s"] == pytest.approx(0.10, abs=0.01)
+    assert table.loc["static", "ttft_p50_s"] == table.loc["continuous", "ttft_p50_s"]
+
+
+def test_straggler():
+    table = by("straggler")
+    assert table.loc["static", "slot_waste"] == pytest.approx(0.77, abs=0.005)
+    assert table.loc["continuous", "slot_waste"] == 0
+    assert table.loc["static", "ttft_p50_s"] == pytest.approx(17, abs=0.5)
+    assert table.loc["continuous", "ttft_p50_s"] == pytest.approx(1.3, abs=0.05)
+
+
+def test_memory_cliff():
+    table = by("memory-cliff", "policies[*].batch_size")
+    failed = table["oom_failed"].unstack("policy")
+    assert failed["padded"].gt(0).idxmax() == 64
+    assert failed["static"].gt(0).idxmax() == 192
+    assert failed.loc[192, "static"] / 1024 == pytest.approx(0.94, abs=0.005)
+    assert table["request_throughput_rps"].unstack("policy")["static"].idxmax() == 128
+    assert (failed["continuous"] == 0).all()
+    assert (table.loc["continuous", "preemptions"] > 0).all()
+    assert (table.loc["continuous", "kv_peak_fraction"] > 0.99).all()
+
+
+def test_ridge():
+    table = by("ridge", "policies[0].max_num_seqs").loc["continuous"]
+    paces, rates = table["tpot_p50_s"], table["output_throughput_tps"]
+    assert paces[[1, 8, 32, 64, 128]].between(0.010, 0.0115).all()
+    assert rates[128] / rates[64] == pytest.approx(2, rel=0.1)
+    assert paces[512] / paces[256] == pytest.approx(2, rel=0.1)
+    assert rates[1024] / rates[256] < 1.05
+    assert table["bandwidth_bound_fraction"][128] > 0.9
+    assert table["bandwidth_bound_fraction"][256] < 0.01
