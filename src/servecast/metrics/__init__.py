@@ -1,0 +1,25 @@
+"""What a run was worth: its summary row (`summarise`) and its tables (`requests_frame`, `decisions_frame`)."""
+
+from servecast.metrics.frames import decisions_frame, keyed, oom_frame, requests_frame
+from servecast.metrics.gaps import GapHistogram, token_gaps
+from servecast.metrics.log import mean_shapes
+from servecast.metrics.summary import PERCENTILE_RULE, PERCENTILES, Slo, Window, latencies, regime, summarise
+from servecast.metrics.waste import Hardware
+
+__all__ = [
+    "PERCENTILES",
+    "PERCENTILE_RULE",
+    "GapHistogram",
+    "Hardware",
+    "Slo",
+    "Window",
+    "decisions_frame",
+    "keyed",
+    "latencies",
+    "mean_shapes",
+    "oom_frame",
+    "regime",
+    "requests_frame",
+    "summarise",
+    "token_gaps",
+]

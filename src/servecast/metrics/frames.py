@@ -1,0 +1,65 @@
+"""The tables of a run as data frames; pandas is imported when one is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from servecast.metrics.log import mean_shapes
+from servecast.metrics.summary import latencies
+from servecast.requests import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pandas as pd
+
+    from servecast.metrics.log import Run
+    from servecast.metrics.waste import Hardware
+
+
+def requests_frame(run: Run) -> pd.DataFrame:
+    """One row a request, in order of id; what is not known is missing."""
+    import pandas as pd
+
+    times = latencies(run.requests, run.respond)
+    names = [status.name.lower() for status in Status]
+    columns: dict[str, Any] = {name: run.requests[name] for name in ("id", "arrival_s", "sent_s")}
+    columns["client_queue_s"] = times["client_queue"]
+    columns |= {name: run.requests[name] for name in ("prompt_tokens", "output_tokens", "generated_tokens")}
+    columns["status"] = pd.Categorical.from_codes(run.requests["status"].astype(np.int8), categories=pd.Index(names))
+    columns |= {name: run.requests[name] for name in ("scheduled_s", "first_token_s", "finish_s")}
+    columns |= {f"{name}_s": times[name] for name in ("queue", "ttft", "tpot", "e2e")}
+    columns |= {name: run.requests[name] for name in ("preemptions", "recomputed_tokens", "slot")}
+    return pd.DataFrame(columns)
+
+
+def decisions_frame(run: Run, hardware: Hardware | None = None) -> pd.DataFrame:
+    """One row a scheduling decision, in the one schema of steps.
+
+    With ``hardware`` also ``step_flops`` and ``step_bytes`` of its mean iteration, per GPU: where it stands on the
+    roofline.
+    """
+    import pandas as pd
+
+    columns: dict[str, Any] = dict(run.decisions)
+    if hardware is not None:
+        columns |= dict(zip(("step_flops", "step_bytes"), hardware.work(mean_shapes(run.decisions)), strict=True))
+    return pd.DataFrame(columns)
+
+
+def oom_frame(run: Run) -> pd.DataFrame:
+    """One row an out-of-memory event: when, how many requests it took, bytes wanted and bytes there."""
+    import pandas as pd
+
+    fields = ("time_s", "requests", "wanted_bytes", "available_bytes")
+    return pd.DataFrame({name: [getattr(event, name) for event in run.oom] for name in fields})
+
+
+def keyed(frame: pd.DataFrame, keys: Mapping[str, object]) -> pd.DataFrame:
+    """The frame with constant columns first: policy, swept values, seed."""
+    import pandas as pd
+
+    head = pd.DataFrame({name: [value] * len(frame) for name, value in keys.items()}, index=frame.index)
+    return pd.concat([head, frame], axis=1)

@@ -1,0 +1,33 @@
+"""The figures of a report: one function each, drawn from the tables alone, without a display."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from servecast.report.plots.curves import latency_cdf, throughput_latency
+from servecast.report.plots.roofline import roofline_chart
+from servecast.report.plots.shares import cost_bars, token_shares
+from servecast.report.plots.slots import slot_chart
+from servecast.report.plots.style import Plot
+from servecast.report.plots.timeline import timeline_chart
+from servecast.report.results import view
+
+if TYPE_CHECKING:
+    from servecast.report.results import Reportable
+
+__all__ = ["Plot", "draw"]
+
+
+def draw(results: Reportable) -> list[Plot]:
+    """Every figure that has something to show, in the order of the report."""
+    chosen = view(results)
+    drawn = [
+        throughput_latency(results),
+        latency_cdf(chosen),
+        timeline_chart(chosen),
+        token_shares(chosen),
+        slot_chart(chosen),
+        roofline_chart(chosen),
+        cost_bars(chosen),
+    ]
+    return [plot for plot in drawn if plot is not None]

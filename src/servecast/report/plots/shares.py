@@ -1,0 +1,113 @@
+"""Where the computed tokens went, and what a million tokens cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from matplotlib.patches import Patch
+
+from servecast.report.plots.style import ALARM, INK, Plot, canvas, colours, heading, legend, settings, titled
+from servecast.report.words import number, share
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from servecast.report.results import View
+
+#: Part of the bar, colour, hatch.
+_PARTS = (
+    ("useful", "#2a9d78", ""),
+    ("recomputed after preemption", "#8fcfb8", ""),
+    ("lost when memory ran out", ALARM, ""),
+    ("padding", "#b8a1c9", "////"),
+    ("idle slots of a closed batch", "#e6e9ed", "...."),
+)
+
+
+def token_shares(view: View) -> Plot | None:
+    """One bar a policy: of all token places it computed or held, the share that served somebody."""
+    rows = {policy: _parts(view.row(policy)) for policy in view.policies}
+    rows = {policy: parts for policy, parts in rows.items() if sum(parts)}
+    if not rows:
+        return None
+    with settings():
+        figure, [[axes]] = canvas(titled("Where the computed tokens went", view.roof), 0.85 + 0.6 * len(rows))
+        for place, parts in enumerate(rows.values()):
+            left, total = 0.0, sum(parts)
+            for part, (_, colour, hatch) in zip(parts, _PARTS, strict=True):
+                width = 100 * part / total
+                axes.barh(place, width, 0.66, left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.8)
+                if width > 6:
+                    axes.text(
+                        left + width / 2, place, share(part / total), ha="center", va="center", color=_ink(colour),
+                        bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.5} if hatch else None,
+                    )  # fmt: skip
+                left += width
+            axes.text(101, place, f"{_count(total)}", va="center")
+        axes.text(101, -0.72, "tokens in all", va="center", fontsize=8)
+        axes.set_yticks(range(len(rows)), [heading(policy, 28) for policy in rows])
+        axes.set(xlim=(0, 114), ylim=(len(rows) - 0.5, -0.95), xlabel="token places computed or held [%]")
+        axes.set_xticks(range(0, 101, 20))
+        axes.grid(visible=False, axis="y")
+        used = [any(parts[i] for parts in rows.values()) for i in range(len(_PARTS))]
+        handles = [
+            Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=label)
+            for (label, colour, hatch), shown in zip(_PARTS, used, strict=True)
+            if shown
+        ]
+        legend(figure, handles)
+    worst = min(rows, key=lambda policy: rows[policy][0] / sum(rows[policy]))
+    best = max(rows, key=lambda policy: rows[policy][0] / sum(rows[policy]))
+    caption = f"{share(rows[best][0] / sum(rows[best]))} of what {best} computes or holds serves somebody"
+    if worst != best:
+        caption += f", of {worst} {share(rows[worst][0] / sum(rows[worst]))}"
+    return Plot("tokens", "Where the computed tokens went", f"{caption}.", figure)
+
+
+def _parts(row: Any) -> list[float]:
+    recomputed = min(float(row["recomputed_tokens"]), float(row["useful_tokens"]))
+    lost = min(float(row["lost_tokens"]), float(row["useful_tokens"]) - recomputed)
+    useful = float(row["useful_tokens"]) - recomputed - lost
+    return [useful, recomputed, lost, float(row["padding_tokens"]), float(row["idle_slot_tokens"])]
+
+
+def _ink(colour: str) -> str:
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 140 else INK
+
+
+def _count(value: float) -> str:
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{number(value / size)} {unit}"
+    return number(value)
+
+
+def cost_bars(view: View) -> Plot | None:
+    """Dollars per million output tokens, idle time paid."""
+    prices = {policy: view.row(policy)["usd_per_mtok_output"] for policy in view.policies}
+    prices = {policy: float(price) for policy, price in prices.items() if price is not None and price == price}
+    if not prices:
+        return None
+    colour = colours(view.policies)
+    with settings():
+        figure, [[axes]] = canvas(titled("What a million tokens cost", view.roof), 0.6 + 0.5 * len(prices), head=0.4)
+        for place, (policy, price) in enumerate(prices.items()):
+            busy = view.row(policy)["busy_fraction"]
+            axes.barh(place, price, 0.62, color=colour[policy])
+            axes.annotate(
+                f"${number(price)}   busy {share(busy)}",
+                (price, place),
+                (5, 0),
+                textcoords="offset points",
+                va="center",
+            )
+        axes.set_yticks(range(len(prices)), [heading(policy, 28) for policy in prices])
+        axes.set(xlim=(0, 1.28 * max(prices.values())), xlabel="US dollars per million output tokens")
+        axes.set_ylim(len(prices) - 0.5, -0.5)
+        axes.grid(visible=False, axis="y")
+    cheap, dear = min(prices, key=prices.__getitem__), max(prices, key=prices.__getitem__)
+    caption = f"{cheap} makes a million output tokens for ${number(prices[cheap])}"
+    if cheap != dear:
+        caption += f", {dear} for ${number(prices[dear])}"
+    return Plot("cost", "What a million tokens cost", f"{caption}; idle time is paid too.", figure)

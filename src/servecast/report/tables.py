@@ -1,0 +1,165 @@
+"""The files of ``results/<scenario>/``: complete and in place, or not there at all.
+
+Everything is written into a hidden folder beside the target, which then takes its place by a rename; a run that fails
+on the way leaves the old results as they were. Tables of more than `LARGE` rows are Parquet instead of CSV: ten times
+faster to write and to read. Numbers are written so that they read back as the same double, missing ones as nothing;
+no file holds a time of day, so the same inputs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import math
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from servecast.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import pandas as pd
+    import pyarrow as pa
+
+LARGE = 100_000  # rows
+SCENARIO = "scenario.yaml"
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A fresh folder to write into, which becomes ``target`` when the block ends well.
+
+    Files that somebody else put into the old ``target`` are carried over.
+
+    Raises
+    ------
+    InputError : it cannot be written, the disk is full, or ``target`` holds something else than results
+    """
+    fresh, aside = (target.with_name(f".{target.name}.{os.getpid()}.{part}") for part in ("new", "old"))
+    try:
+        _refuse_strangers(target)
+        for leftover in (fresh, aside):
+            shutil.rmtree(leftover, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        try:
+            yield fresh
+            _swap(fresh, target, aside)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    except OSError as error:
+        problem = (
+            f"results cannot be written ({error.strerror or error}); free space or choose another folder with --out"
+        )
+        raise InputError(str(target), problem) from error
+
+
+def _refuse_strangers(target: Path) -> None:
+    if target.exists() and not (target.is_dir() and ((target / SCENARIO).is_file() or not any(target.iterdir()))):
+        problem = (
+            f"is there and holds no results (no {SCENARIO}), so it is not replaced; choose another folder with --out"
+        )
+        raise InputError(str(target), problem)
+
+
+def _swap(fresh: Path, target: Path, aside: Path) -> None:
+    if not target.exists():
+        fresh.rename(target)
+        return
+    target.rename(aside)
+    try:
+        fresh.rename(target)
+    except OSError:
+        aside.rename(target)
+        raise
+    for kept in sorted(aside.iterdir()):
+        if not _ours(kept.name):
+            kept.rename(target / kept.name)
+    shutil.rmtree(aside)
+
+
+def _ours(name: str) -> bool:
+    """Whether a results folder has this file from us; figures and tables of an earlier run are not carried over."""
+    return name.endswith((".png", ".svg", ".csv.gz", ".parquet")) or name in (SCENARIO, "summary.csv", "report.html")
+
+
+def write_tables(folder: Path, scenario: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> list[str]:
+    """Write the resolved scenario and each table by its name (``summary`` as plain CSV); the names of the files."""
+    (folder / SCENARIO).write_text(scenario_text(scenario), encoding="utf-8")
+    names = [SCENARIO]
+    for name, frame in tables.items():
+        table = _arrow(frame)
+        if name == "summary":
+            names.append("summary.csv")
+            (folder / names[-1]).write_bytes(csv_bytes(table))
+        elif len(frame) > LARGE:
+            names.append(f"{name}.parquet")
+            _write_parquet(table, folder / names[-1])
+        else:
+            names.append(f"{name}.csv.gz")
+            (folder / names[-1]).write_bytes(gzip.compress(csv_bytes(table), compresslevel=4, mtime=0))
+    return names
+
+
+def scenario_text(scenario: Mapping[str, Any]) -> str:
+    """The resolved scenario as YAML, in its own order."""
+    import yaml
+
+    return yaml.safe_dump(plain(scenario), sort_keys=False, allow_unicode=True, width=120)
+
+
+def csv_bytes(table: pa.Table) -> bytes:
+    """A table as CSV: shortest digits that read back as the same number, whatever the locale; missing is blank."""
+    from pyarrow import csv as arrow_csv
+
+    head = io.StringIO()
+    csv.writer(head, lineterminator="\n").writerow(table.column_names)
+    body = io.BytesIO()
+    body.write(head.getvalue().encode())
+    arrow_csv.write_csv(table, body, arrow_csv.WriteOptions(include_header=False, quoting_style="needed"))
+    return body.getvalue()
+
+
+def _write_parquet(table: pa.Table, path: Path) -> None:
+    from pyarrow import parquet
+
+    texts = [field.name for field in table.schema if str(field.type) in ("string", "large_string")]
+    parquet.write_table(table, path, compression="zstd", compression_level=1, use_dictionary=texts)
+
+
+def _arrow(frame: pd.DataFrame) -> pa.Table:
+    import pyarrow as pa
+
+    columns = {}
+    for name in frame.columns:
+        column = frame[name]
+        if column.dtype == object:
+            column = column.map(_text)
+        values = pa.Array.from_pandas(column)
+        columns[str(name)] = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+    return pa.table(columns)
+
+
+def _text(value: Any) -> str | None:
+    """A cell of a column of mixed values: text as it is, numbers as Python writes them, structures as JSON."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    if isinstance(value, str):
+        return value
+    return json.dumps(plain(value), allow_nan=False, sort_keys=True)
+
+
+def plain(value: Any) -> Any:
+    """Values as YAML and JSON know them: mappings, lists, text, numbers, None. Paths become text."""
+    if isinstance(value, dict) or hasattr(value, "items"):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value.item() if hasattr(value, "item") else value

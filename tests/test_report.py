@@ -1,0 +1,579 @@
+"""The results folder: what it says, that it is whole or not there, and that it is the same bytes each time."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import gzip
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import toy_runs as toy
+
+from servecast import metrics, report
+from servecast.errors import InputError
+from servecast.report import page, plots, tables, words
+from servecast.report.plots.shares import token_shares
+from servecast.report.plots.slots import _bars as slot_bars
+from servecast.report.plots.style import Plot, colours, heading
+from servecast.report.plots.timeline import buckets
+from servecast.report.results import view
+
+BURST = ([0.0] * 12, [100, 120, 90, 2000, 80, 110] * 2, [30, 40, 1, 35, 300, 28] * 2)
+
+
+def burst_results(**fields: Any) -> toy.ToyResults:
+    """Twelve requests at once, in batches of six: one straggler and one long prompt in each."""
+    runs = {kind: toy.batched(kind, *BURST, batch_size=6) for kind in ("static", "padded")}
+    runs["continuous"] = toy.continuous(*BURST, max_num_seqs=6)
+    return toy.toy_results([({"seed": 1}, runs)], **fields)
+
+
+@pytest.fixture(scope="module")
+def burst() -> toy.ToyResults:
+    return burst_results()
+
+
+@pytest.fixture(scope="module")
+def chat() -> toy.ToyResults:
+    return toy.chat_results(requests=120, seeds=2, rates=(3, 12))
+
+
+@pytest.fixture(scope="module")
+def written(chat: toy.ToyResults, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return report.write(chat, tmp_path_factory.mktemp("results")).parent
+
+
+@pytest.fixture
+def light(burst: toy.ToyResults, monkeypatch: pytest.MonkeyPatch) -> toy.ToyResults:
+    """Results of which one figure only is drawn: for what is about files."""
+    shown = view(burst)
+    monkeypatch.setattr(plots, "draw", lambda results: [token_shares(shown)])
+    return burst
+
+
+# ---- the folder --------------------------------------------------------------------------------------------------
+
+
+def test_the_folder_holds_everything(written: Path) -> None:
+    figures = ("throughput-latency", "latency-cdf", "timeline", "tokens", "roofline", "cost")
+    expected = {"scenario.yaml", "summary.csv", "requests.csv.gz", "decisions.csv.gz", "report.html"}
+    expected |= {f"{name}.{form}" for name in figures for form in ("png", "svg")}
+    assert {path.name for path in written.iterdir()} == expected
+    assert [path.name for path in written.parent.iterdir()] == ["toy"]
+
+
+def test_tables_read_back_as_the_same_numbers(written: Path, chat: toy.ToyResults) -> None:
+    summary = pd.read_csv(written / "summary.csv")
+    assert list(summary.columns[:3]) == ["policy", "workload.arrivals.rate_rps", "seed"]
+    assert summary["ttft_p99_s"].tolist() == chat.summary["ttft_p99_s"].tolist()
+    requests = pd.read_csv(written / "requests.csv.gz")
+    np.testing.assert_array_equal(requests["finish_s"], chat.requests["finish_s"])
+    assert requests["status"].tolist() == chat.requests["status"].astype(str).tolist()
+    text = gzip.decompress((written / "requests.csv.gz").read_bytes()).decode()
+    assert not re.search(r"nan|inf|None|NULL", text, re.IGNORECASE)
+    cut = report.tables.csv_bytes(tables._arrow(pd.DataFrame({"a": [0.1, math.nan, 1e-05], "b": [1, 2, 3]})))
+    assert cut == b"a,b\n0.1,1\n,2\n0.00001,3\n" or cut == b"a,b\n0.1,1\n,2\n1e-05,3\n"
+
+
+def test_large_tables_are_parquet(chat: toy.ToyResults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "LARGE", len(chat.requests))
+    names = tables.write_tables(tmp_path, {}, {"requests": chat.requests, "decisions": chat.decisions})
+    assert names == ["scenario.yaml", "requests.csv.gz", "decisions.parquet"]
+    back = pd.read_parquet(tmp_path / "decisions.parquet")
+    pd.testing.assert_frame_equal(back, chat.decisions, check_dtype=False)
+
+
+def test_cells_of_mixed_columns_are_strict_json_or_blank(tmp_path: Path) -> None:
+    mixed = [None, "text, quoted", 3, 0.5, [1, 2], {"kind": "fixed"}, math.nan, True]
+    frame = pd.DataFrame({"a": pd.Series(mixed, dtype=object), "none": pd.Series([None] * 8, dtype=object)})
+    tables.write_tables(tmp_path, {}, {"summary": frame})
+    with (tmp_path / "summary.csv").open(newline="") as file:
+        cells = [row[0] for row in csv.reader(file)]
+    assert cells == ["a", "", "text, quoted", "3", "0.5", "[1, 2]", '{"kind": "fixed"}', "", "true"]
+
+
+def test_out_03_the_scenario_may_hold_paths_and_numpy_numbers() -> None:
+    scenario = {"name": "x", "path": Path("a/b"), "n": np.int64(3), "rates": (np.float64(0.5), None)}
+    assert tables.scenario_text(scenario) == "name: x\npath: a/b\nn: 3\nrates:\n- 0.5\n- null\n"
+    assert json.loads(json.dumps(tables.plain(scenario), allow_nan=False))["rates"] == [0.5, None]
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_failed_rerun_leaves_the_old_results(
+    light: toy.ToyResults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    report.write(light, tmp_path)
+    before = snapshot(tmp_path)
+
+    def full(self: Plot) -> bytes:
+        raise failure
+
+    monkeypatch.setattr(Plot, "svg", full)
+    with pytest.raises((InputError, KeyboardInterrupt)) as caught:
+        report.write(light, tmp_path)
+    if isinstance(failure, OSError):
+        assert "\n" not in str(caught.value)
+        assert str(caught.value).startswith(f"{tmp_path / 'toy'}: results cannot be written (No space left on device)")
+    assert snapshot(tmp_path) == before
+
+
+def test_a_failed_swap_puts_the_old_results_back(
+    light: toy.ToyResults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report.write(light, tmp_path)
+    before = snapshot(tmp_path)
+    rename = Path.rename
+
+    def stubborn(self: Path, target: Path) -> Path:
+        if self.name.endswith(".new"):
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", stubborn)
+    with pytest.raises(InputError, match="Input/output error"):
+        report.write(light, tmp_path)
+    monkeypatch.undo()
+    assert snapshot(tmp_path) == before
+
+
+def test_a_rerun_replaces_its_own_files_and_keeps_those_of_others(light: toy.ToyResults, tmp_path: Path) -> None:
+    report.write(light, tmp_path)
+    (tmp_path / "toy" / "tokens.png").write_bytes(b"stale")
+    (tmp_path / "toy" / "old-figure.png").write_bytes(b"stale")
+    (tmp_path / "toy" / "notes.md").write_text("mine")
+    report.write(light, tmp_path)
+    assert (tmp_path / "toy" / "notes.md").read_text() == "mine"
+    assert not (tmp_path / "toy" / "old-figure.png").exists()
+    assert (tmp_path / "toy" / "tokens.png").read_bytes() != b"stale"
+    assert [path.name for path in tmp_path.iterdir()] == ["toy"]
+
+
+def test_a_folder_that_holds_no_results_is_not_replaced(light: toy.ToyResults, tmp_path: Path) -> None:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match=r"toy: is there and holds no results .* --out"):
+        report.write(light, tmp_path)
+    assert (tmp_path / "toy" / "thesis.tex").read_text() == "years of work"
+    (tmp_path / "toy" / "thesis.tex").unlink()
+    assert report.write(light, tmp_path).is_file()
+
+
+def test_a_place_that_is_no_folder_is_one_line(light: toy.ToyResults, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"file.toy: results cannot be written \(Not a directory\)"):
+        report.write(light, tmp_path / "file")
+
+
+def test_cfg_07_and_cfg_12_the_same_bytes_whatever_hash_seed_and_locale(burst: toy.ToyResults, tmp_path: Path) -> None:
+    report.write(burst, tmp_path / "here")
+    program = (
+        "import sys, locale; from pathlib import Path; import test_report as t\n"
+        "try: locale.setlocale(locale.LC_ALL, '')\n"
+        "except locale.Error: pass\n"
+        "t.report.write(t.burst_results(), Path(sys.argv[1]))"
+    )
+    places = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = os.environ | {
+        "PYTHONHASHSEED": "1",
+        "LC_ALL": "de_DE.UTF-8",
+        "PYTHONPATH": places,
+        "TZ": "Asia/Tokyo",
+    }
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "there")], env=environment, check=True)
+    assert snapshot(tmp_path / "here") == snapshot(tmp_path / "there")
+
+
+# ---- the page ----------------------------------------------------------------------------------------------------
+
+
+def test_the_page_stands_alone(written: Path, chat: toy.ToyResults) -> None:
+    html = (written / "report.html").read_text(encoding="utf-8")
+    assert len(html) < 6_000_000
+    assert not re.search(r"""(src|href)=["'](?!data:)""", html)
+    assert "<script" not in html
+    assert html.count("data:image/png;base64,") == 6
+    assert report.verdict(chat.summary, chat.scenario["slo"]).replace("'", "&#39;") in html
+    assert "A note with &lt;angles&gt; &amp; ampersand." in html
+    assert "servecast run scenario.yaml" in html
+    assert "numpy linear" in html
+    assert "<td>largest</td><td>mixed</td><td>2,000</td><td>0.41 %</td><td>1.12 %</td><td>-0.30 %</td>" in html
+    assert "<td>provenance.source</td><td>a table</td>" in html
+    assert "covariance" not in html
+    assert "uncalibrated" not in html.split("</style>")[1]
+    assert "Means over 2 seeds" in html
+    assert re.search(r"stable queue: workload.arrivals.rate_rps = (3|12), seed 1\.", html)
+
+
+def test_a_data_sheet_is_called_uncalibrated_everywhere(burst: toy.ToyResults, tmp_path: Path) -> None:
+    roof = report.Roof("a100", 1.555e12, 312e12, calibrated=False)
+    results = burst_results(roof=roof, profile=None)
+    html = report.write(results, tmp_path).read_text(encoding="utf-8")
+    assert "Uncalibrated roofline: " in html
+    assert html.count("uncalibrated") >= 4
+    for plot in plots.draw(results):
+        assert "(uncalibrated)" in plot.figure.texts[0].get_text()
+    assert roof.ridge == pytest.approx(200.6, abs=0.1)
+
+
+def test_a_policy_without_steps_is_no_reason_to_fail() -> None:
+    run = toy.continuous(*BURST, max_num_seqs=6)
+    never = toy.ToyRun(toy.request_columns([{"status": toy.REJECTED}] * 2), toy.decision_columns([]), end_s=1.0)
+    results = toy.toy_results([({"seed": 1}, {"continuous": run, "static": never})])
+    assert {plot.name for plot in plots.draw(results)} >= {"roofline", "timeline", "tokens"}
+    long = toy.toy_results([({"seed": 1}, {"continuous": toy.continuous(*toy.chat(700, 8), capacity=1400)})])
+    drawn = {plot.name: plot for plot in plots.draw(long)}
+    assert len(long.decisions) > 1000
+    for name in ("roofline", "latency-cdf", "timeline"):
+        points = sum(len(line.get_xdata()) for axes in drawn[name].figure.axes for line in axes.lines)
+        assert points < 5000
+
+
+def test_a_calibrated_model_without_errors_says_that(burst: toy.ToyResults, tmp_path: Path) -> None:
+    html = report.write(burst_results(profile=None, roof=None, notes=[]), tmp_path).read_text(encoding="utf-8")
+    assert "states no errors" in html
+    assert "Mind that" not in html
+    assert not list((tmp_path / "toy").glob("roofline*"))
+
+
+def test_the_window_is_named(burst: toy.ToyResults) -> None:
+    assert page._window(burst).startswith("All numbers are of the whole run")
+    burst = burst_results(scenario=burst.scenario | {"warmup_s": 10.0, "cooldown_s": None})
+    assert "from 10 s to 0 s before the last arrival" in page._window(burst)
+
+
+def test_met_03_a_run_in_which_nothing_completes_has_a_report(tmp_path: Path) -> None:
+    rejected = toy.ToyRun(
+        toy.request_columns([{"status": toy.REJECTED, "prompt_tokens": 10**6}] * 3), toy.decision_columns([])
+    )
+    results = toy.toy_results([({"seed": 1}, {"continuous": rejected})])
+    assert report.verdict(results.summary) == "No request completed: 3 rejected."
+    html = report.write(results, tmp_path).read_text(encoding="utf-8")
+    assert "No request completed: 3 rejected." in html
+    assert not re.search(r"\bnan\b", html, re.IGNORECASE)
+    row = report.comparison_rows(results.summary)[0]
+    assert row["TTFT p99 [s]"] == words.BLANK
+    assert row["done"] == "0"
+
+
+# ---- words -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"), (3, "3"), (3.0, "3"), (11.84, "11.8"), (0.0123456, "0.0123"), (123456.7, "123,457"), (99.96, "100.0"),
+        (1e-9, "1.00e-09"), (None, words.BLANK), (math.nan, words.BLANK), (math.inf, "inf"), (-2.5, "-2.50"),
+        (100.0, "100"), (0.5, "0.500"),
+    ],
+)  # fmt: skip
+def test_numbers_at_three_digits(value: float | None, text: str) -> None:
+    assert words.number(value) == text
+
+
+def test_times_and_shares() -> None:
+    assert [words.seconds(x) for x in (0.0851, 1.254, 1380, None)] == ["85.1 ms", "1.25 s", "23 min", words.BLANK]
+    assert [words.share(x) for x in (0, 0.0004, 0.034, 0.87, 1.0, None)] == [
+        "0 %", "<0.1 %", "3.4 %", "87 %", "100 %", words.BLANK,
+    ]  # fmt: skip
+
+
+def summary_of(**columns: list[Any]) -> pd.DataFrame:
+    """A summary with these columns, and the rest plausible."""
+    count = len(columns["policy"])
+    base: dict[str, Any] = {
+        "policy": None, "seed": [1] * count, "offered_rps": [8.0] * count, "completed": [100] * count,
+        "arrived": [100] * count, "goodput_rps": [None] * count, "ttft_p99_s": [0.4] * count,
+        "tpot_p50_s": [0.020] * count, "oom_failed": [0] * count, "oom_events": [0] * count, "rejected": [0] * count,
+        "unfinished": [0] * count, "usd_per_mtok_output": [None] * count, "regime": ["stable"] * count,
+    }  # fmt: skip
+    return pd.DataFrame(base | columns)
+
+
+def test_verdict_compares_throughput() -> None:
+    summary = summary_of(
+        policy=["static", "padded", "continuous"],
+        request_throughput_rps=[3.8, 2.3, 11.8],
+        oom_failed=[0, 12, 0],
+        oom_events=[0, 1, 0],
+        usd_per_mtok_output=[1.2, 2.0, 0.41],
+    )
+    assert report.verdict(summary) == (
+        "Continuous serves 11.8 req/s, 3.1 times static (3.80) and 5.1 times padded (2.30), with p99 TTFT at 400 ms "
+        "and median TPOT at 20 ms; padded loses 12 of 100 requests as memory runs out; $0.410 per million output tokens."
+    )
+
+
+def test_verdict_compares_latency_where_throughput_is_equal() -> None:
+    summary = summary_of(
+        policy=["static", "continuous"],
+        request_throughput_rps=[2.0, 2.01],
+        ttft_p99_s=[1.9, 0.08],
+        tpot_p50_s=[0.02, None],
+    )
+    assert report.verdict(summary, calibrated=False) == (
+        "Uncalibrated roofline: all 2 policies serve the same 2.01 req/s, continuous with p99 TTFT at 80 ms, "
+        "23.8 times sooner than static (1.90 s)."
+    )
+
+
+def test_verdict_takes_each_policys_best_point_and_means_over_seeds() -> None:
+    summary = summary_of(
+        policy=["a", "a", "b", "b", "b", "b"],
+        rate=[1, 1, 1, 1, 2, 2],
+        seed=[1, 2, 1, 2, 1, 2],
+        request_throughput_rps=[5.0, 5.0, 1.0, 1.0, 9.0, 11.0],
+    )[["policy", "rate", "seed", *summary_of(policy=["a"]).columns.drop(["policy", "seed"]), "request_throughput_rps"]]
+    assert report.verdict(summary).startswith("B serves 10 req/s, 2 times a (5),")
+    summary["oom_failed"] = [3, 3, 5, 7, 0, 0]
+    assert report.verdict(summary).endswith(
+        "; a loses 3 of 100 requests as memory runs out at rate 1 and b loses 6 of 100 requests as memory runs out at rate 1."
+    )
+
+
+def test_verdict_with_targets() -> None:
+    summary = summary_of(
+        policy=["static", "continuous", "other"], request_throughput_rps=[3.0, 9.0, 8.9], goodput_rps=[0.0, 8.8, 8.75]
+    )
+    slo = {"ttft_s": 1.0, "tpot_s": 0.05, "e2e_s": None}
+    assert report.verdict(summary, slo) == (
+        "Continuous serves 9 req/s, as many as other and 3 times static (3), with p99 TTFT at 400 ms and median TPOT "
+        "at 20 ms; within the targets (TTFT ≤ 1 s, TPOT ≤ 50 ms) continuous 8.80, other 8.75 and static 0 req/s."
+    )
+    summary["goodput_rps"] = 0.0
+    assert report.verdict(summary).endswith("; no policy meets the targets.")
+    assert report.verdict(summary_of(policy=["static"], request_throughput_rps=[3.0])) == (
+        "Static serves 3 req/s, with p99 TTFT at 400 ms and median TPOT at 20 ms."
+    )
+    summary["request_throughput_rps"] = [0.0, 9.0, 0.0]
+    assert "where other serves none" in report.verdict(summary)
+
+
+def test_comparison_leaves_out_what_nothing_fills(chat: toy.ToyResults) -> None:
+    rows = report.comparison_rows(chat.summary)
+    assert len(rows) == 6
+    assert list(rows[0])[:4] == ["policy", "rate_rps", "done", "of"]
+    assert rows[0]["rate_rps"] == "3"
+    assert "$/M output" in rows[0]
+    bare = chat.summary.assign(usd_per_mtok_output=None, goodput_rps=None)
+    assert {"$/M output", "good req/s"}.isdisjoint(report.comparison_rows(bare)[0])
+    both = chat.summary.assign(regime=["stable", "overloaded"] * 6)
+    assert "overloaded" in {word for row in report.comparison_rows(both) for word in row["queue"].split(", ")}
+    swept = chat.summary.assign(**{"workload.arrivals.rate_rps": [0.5, None] * 6})
+    assert {row["rate_rps"] for row in report.comparison_rows(swept)} == {"0.500000", words.BLANK}
+
+
+# ---- figures -----------------------------------------------------------------------------------------------------
+
+
+def texts_overlap(plot: Plot) -> list[tuple[str, str]]:
+    """Pairs of tick labels, titles, axis labels and legend entries of a figure that touch."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    with plots.style.settings():
+        renderer = FigureCanvasAgg(plot.figure).get_renderer()
+        plot.figure.draw(renderer)
+    boxes = []
+    for axes in plot.figure.axes:
+        low, high = sorted(axes.get_xlim()), sorted(axes.get_ylim())
+        ticks = [
+            (label, place, span)
+            for axis, span in ((axes.xaxis, low), (axes.yaxis, high))
+            for label, place in zip(axis.get_ticklabels(), axis.get_ticklocs(), strict=False)
+        ]
+        labels = [label for label, place, span in ticks if span[0] <= place <= span[1]]
+        labels += [axes.xaxis.label, axes.yaxis.label, axes._left_title]
+        boxes += [(text.get_text(), text.get_window_extent(renderer)) for text in labels if text.get_visible()]
+    for own in plot.figure.legends:
+        boxes += [(text.get_text(), text.get_window_extent(renderer)) for text in own.get_texts()]
+    boxes += [(text.get_text(), text.get_window_extent(renderer)) for text in plot.figure.texts]
+    boxes = [(text, box) for text, box in boxes if text.strip()]
+    width, height = plot.figure.canvas.get_width_height()
+    outside = [(text, "edge") for text, b in boxes if b.x0 < -1 or b.y0 < -1 or b.x1 > width + 1 or b.y1 > height + 1]
+    return outside + [
+        (one, other)
+        for place, (one, box) in enumerate(boxes)
+        for other, second in boxes[place + 1 :]
+        if box.overlaps(second)
+    ]
+
+
+def test_no_text_of_a_figure_overlaps_or_is_cut(burst: toy.ToyResults, chat: toy.ToyResults) -> None:
+    for results in (burst, chat):
+        drawn = plots.draw(results)
+        assert {plot.name: texts_overlap(plot) for plot in drawn} == {plot.name: [] for plot in drawn}
+        assert all(plot.caption.endswith(".") and "\n" not in plot.caption for plot in drawn)
+        assert all(re.search(r"\d", plot.caption) for plot in drawn)
+
+
+def test_a_small_run_has_a_gantt_chart(burst: toy.ToyResults) -> None:
+    drawn = {plot.name: plot for plot in plots.draw(burst)}
+    assert "slots" in drawn
+    assert len(drawn["slots"].figure.axes) == 3
+    bars = slot_bars(view(burst), "padded")
+    first = [bar for bar in bars if bar["start"] == bars[0]["start"]]
+    straggler = max(first, key=lambda bar: bar["finish"])
+    assert straggler["id"] == 4
+    assert {bar["until"] for bar in first} == {straggler["finish"]}
+    assert {bar["longest"] for bar in first} == {2000}
+    continuous = slot_bars(view(burst), "continuous")
+    assert all(bar["until"] == bar["finish"] and bar["longest"] == bar["prompt"] for bar in continuous)
+    assert all(bar["lane"] == bar["slot"] for bar in continuous)
+
+
+def test_crashed_unfinished_and_preempted_requests_have_bars() -> None:
+    load = ([0.0] * 6, [100] * 6, [400] * 6)
+    crashed = toy.batched("padded", *load, batch_size=6, capacity=100)
+    preempted = toy.continuous(*load, capacity=100)
+    cut = toy.continuous(*load, capacity=1000)
+    cut.requests["status"][:] = toy.UNFINISHED
+    cut.requests["finish_s"][:] = np.nan
+    results = toy.toy_results([({"seed": 1}, {"padded": crashed, "continuous": preempted, "cut": cut})])
+    shown = view(results)
+    assert [bar["crashed"] for bar in slot_bars(shown, "padded")] == [True] * 6
+    assert {bar["finish"] for bar in slot_bars(shown, "padded")} == {crashed.oom[0].time_s}
+    assert [bar["finish"] for bar in slot_bars(shown, "cut")] == pytest.approx([cut.end_s] * 6)
+    bars = slot_bars(shown, "continuous")
+    for one in bars:
+        for other in bars:
+            if one is not other and one["lane"] == other["lane"]:
+                assert one["until"] <= other["start"] + 1e-9 or other["until"] <= one["start"] + 1e-9
+    drawn = {plot.name: plot for plot in plots.draw(results)}
+    assert texts_overlap(drawn["slots"]) == []
+    assert "runs out of it once" in drawn["timeline"].caption
+    assert "instead of crashing" in drawn["timeline"].caption
+
+
+def test_answers_at_the_batch_end_are_compared_by_their_last_token() -> None:
+    run = toy.batched("static", *BURST, batch_size=6)
+    run.respond = "batch_end"
+    run.requests["first_token_s"] = run.requests["finish_s"].copy()
+    drawn = {plot.name: plot for plot in plots.draw(toy.toy_results([({"seed": 1}, {"static": run})]))}
+    assert drawn["throughput-latency"].figure.axes[1].get_ylabel() == "p99 time to the last token [s]"
+    assert len(drawn["latency-cdf"].figure.axes) == 2
+
+
+def test_figures_show_the_highest_load_that_some_policy_keeps_up_with(chat: toy.ToyResults) -> None:
+    key = "workload.arrivals.rate_rps"
+    summary = chat.summary.copy()
+    summary["regime"] = np.where(summary[key] == 3, "stable", "overloaded")
+
+    def at(**columns: Any) -> Any:
+        results = toy.ToyResults(**{**chat.__dict__, "summary": summary.assign(**columns)})
+        return view(results).summary[key].unique().tolist()
+
+    assert at() == [3]
+    assert at(regime="stable") == [12]
+    assert at(regime="overloaded") == [3]
+    assert at(regime=None, offered_rps=None, oom_failed=0) == [12]
+    chosen = view(chat)
+    assert chosen.summary["seed"].unique().tolist() == [1]
+    assert len(chosen.requests) == 3 * 120
+
+
+def test_a_missing_swept_value_is_a_point_too(burst: toy.ToyResults) -> None:
+    tables_ = {
+        name: pd.concat(
+            [frame.assign(**{"engine.kv_blocks": value}) for value in (100.0, math.nan)], ignore_index=True
+        )[["policy", "engine.kv_blocks", *frame.columns.drop("policy")]]
+        for name, frame in (("summary", burst.summary), ("requests", burst.requests), ("decisions", burst.decisions))
+    }
+    tables_["oom"] = burst.oom.assign(**{"engine.kv_blocks": math.nan})
+    shown = view(toy.ToyResults(**{**burst.__dict__, **tables_}))
+    assert shown.summary["engine.kv_blocks"].isna().all()
+    assert len(shown.requests) == len(burst.requests)
+
+
+def test_a_burst_shows_where_memory_runs_out_first() -> None:
+    load = ([0.0] * 8, [100] * 8, [20] * 7 + [400])
+    points = []
+    for capacity in (400, 120, 40):
+        runs = {"padded": toy.batched("padded", *load, batch_size=4, capacity=capacity)}
+        points.append(({"blocks": capacity, "seed": 1}, runs))
+    results = toy.toy_results(points)
+    shown = view(results)
+    assert (shown.where, shown.reason) == ("blocks = 120", "the first point at which memory runs out")
+    assert 0 < shown.summary["oom_failed"].iloc[0] < 8
+    dead = toy.batched("padded", [0.0] * 4, [1000] * 4, [5] * 4, batch_size=4, capacity=100)
+    both = toy.toy_results([({"seed": 1}, {"padded": dead, "continuous": toy.continuous(*load)})])
+    drawn = {plot.name: plot for plot in plots.draw(both)}
+    assert len(drawn["timeline"].figure.axes) == 4
+    assert "padded" in drawn["timeline"].caption
+
+
+def test_a_policy_that_a_swept_key_is_not_about_stands_at_every_point(burst: toy.ToyResults) -> None:
+    def spread(table: pd.DataFrame) -> pd.DataFrame:
+        closed, other = table[table["policy"] != "continuous"], table[table["policy"] == "continuous"]
+        parts = [closed.assign(size=32.0), closed.assign(size=256.0), other.assign(size=math.nan)]
+        return pd.concat(parts, ignore_index=True)[["policy", "size", *table.columns.drop("policy")]]
+
+    names = ("summary", "requests", "decisions", "oom")
+    shown = view(toy.ToyResults(**{**burst.__dict__, **{name: spread(getattr(burst, name)) for name in names}}))
+    assert shown.where == "size = 256.0"
+    assert shown.reason == "the last point of the sweep"
+    assert shown.summary["policy"].tolist() == ["static", "padded", "continuous"]
+    assert len(shown.requests) == len(burst.requests)
+
+
+def test_scl_05_long_runs_are_thinned_without_losing_peaks_or_areas() -> None:
+    rng = np.random.default_rng(1)
+    count = 200_000
+    lasts = rng.uniform(0.01, 0.03, count)
+    starts = np.cumsum(lasts) - lasts + np.where(np.arange(count) > count // 2, 300.0, 0.0)
+    values = rng.integers(1, 100, count).astype(float)
+    values[77_777] = 500
+    decisions = pd.DataFrame({"start_s": starts, "seconds": lasts})
+    times, peaks = buckets(decisions, values, "max")
+    assert len(times) < 1000
+    assert peaks.max() == 500
+    assert (peaks == 0).any()  # the idle five minutes
+    times, means = buckets(decisions, values, "mean")
+    assert (means[:-1] * np.diff(times)).sum() == pytest.approx((values * lasts).sum())
+
+
+def test_short_runs_are_drawn_exactly_with_their_idle_time() -> None:
+    decisions = pd.DataFrame({"start_s": [0.0, 1.0, 5.0], "seconds": [1.0, 2.0, 1.0]})
+    times, heights = buckets(decisions, [3, 4, 5], "mean")
+    assert times.tolist() == [0, 1, 3, 5, 6]
+    assert heights.tolist() == [3, 4, 0, 5, 0]
+
+
+def test_a_long_stay_fills_every_bucket_it_spans() -> None:
+    starts = np.append(np.arange(1000) * 0.01, 10.0)
+    lasts = np.append(np.full(1000, 0.01), 50.0)
+    values = np.append(np.ones(1000), 7.0)
+    times, peaks = buckets(pd.DataFrame({"start_s": starts, "seconds": lasts}), values, "max")
+    assert (peaks[:-1][times[:-1] > 10.1] == 7).all()
+
+
+def test_policies_keep_their_colours() -> None:
+    names = ("static", "padded", "continuous", "continuous max_num_seqs=64", "mine")
+    taken = colours(names)
+    assert taken["continuous"] == colours(("continuous",))["continuous"]
+    assert len(set(taken.values())) == 5
+    assert heading("x" * 60, 10) == "x" * 9 + "…"
+
+
+def test_importing_the_report_draws_nothing() -> None:
+    program = "import sys, servecast.report; print([m for m in ('matplotlib', 'pandas', 'jinja2') if m in sys.modules])"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_slo_of_the_metrics_is_that_of_the_words() -> None:
+    assert words.targets({"e2e_s": 30}) == "E2E ≤ 30 s"
+    assert not metrics.Slo()
