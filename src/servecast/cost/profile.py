@@ -1,0 +1,262 @@
+"""The profile: the file of a fitted cost model, with what is needed to judge it.
+
+YAML that people read and diff: coefficients with units and 90 % intervals, whether the data told them or physics pinned
+them, the held-out errors, the domain, the residuals, the covariance and the provenance. Loading is strict: an unknown
+key, a wrong type or a number that is not finite is refused with its place.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from servecast import resources
+from servecast.cost.domain import Domain
+from servecast.cost.fitted import COEFFICIENTS, FittedCost, Window
+from servecast.cost.model import Regime
+from servecast.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Version of the file's layout.
+SCHEMA: Final = 1
+
+#: Probabilities at which residuals are kept; the 5 % and 95 % ones bound a 90 % interval of a single step.
+PROBABILITIES: Final = (0.005, 0.05, 0.25, 0.5, 0.75, 0.95, 0.995)
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Coefficient(_Section):
+    """A coefficient with its 90 % interval. ``identified``: the data told it; ``how`` says how it was come by."""
+
+    value: NonNegative
+    unit: str
+    low: NonNegative
+    high: NonNegative
+    identified: bool
+    how: str
+
+
+class Form(_Section):
+    """The shape of the model that no step table tells: experts and sliding windows (see `FittedCost`)."""
+
+    expert_share: NonNegative = 0.0
+    expert_untouched: NonNegative = 0.0
+    windows: tuple[tuple[NonNegative, Annotated[int, Field(ge=1)]], ...] = ()
+
+
+class HeldOut(_Section):
+    """Relative error of predictions of steps that the fit did not see: (predicted - measured) / measured."""
+
+    part: Literal["random", "largest"]
+    regime: Literal["all", "decode", "mixed", "prefill"]
+    rows_each: Annotated[int, Field(ge=1)]
+    count: Annotated[int, Field(ge=1)]
+    median: NonNegative
+    p95: NonNegative
+    signed_mean: Finite
+
+
+class Residuals(_Section):
+    """Quantiles (at `PROBABILITIES`) of measured over predicted time of single steps, for each kind of step."""
+
+    steps: Annotated[int, Field(ge=1)]
+    quantiles: tuple[NonNegative, ...]
+
+
+class Provenance(_Section):
+    """Where the measurements came from, and how they were fitted."""
+
+    source: str
+    engine: str
+    date: str
+    files: tuple[str, ...]
+    sha256: str
+    rows: Annotated[int, Field(ge=1)]
+    seed: int
+    rows_each: Annotated[int, Field(ge=1)]
+
+
+class Profile(_Section):
+    """A fitted cost model and everything known about it; `cost()` is the model itself."""
+
+    schema_version: Literal[1] = SCHEMA
+    name: str
+    model: str
+    device: str
+    tensor_parallel: Annotated[int, Field(ge=1)] = 1
+    kv_dtype: str | None = None
+    coefficients: dict[str, Coefficient]
+    sharpness: Coefficient
+    form: Form = Form()
+    held_out: tuple[HeldOut, ...] = ()
+    domain: dict[Regime, dict[str, tuple[Finite, Finite]]] = Field(default_factory=dict)
+    residuals: dict[Regime, Residuals] = Field(default_factory=dict)
+    covariance: tuple[tuple[Finite, ...], ...] = ()
+    memory_bytes: dict[str, NonNegative] | None = None
+    notes: tuple[str, ...] = ()
+    provenance: Provenance
+
+    def cost(self) -> FittedCost:
+        """The cost model, ready to price steps.
+
+        Raises InputError if the coefficients make no step time above 0.
+        """
+        return FittedCost(
+            **{name: self.coefficients[name].value for name in COEFFICIENTS},
+            sharpness=self.sharpness.value,
+            expert_share=self.form.expert_share,
+            expert_untouched=self.form.expert_untouched,
+            windows=tuple(Window(share, tokens) for share, tokens in self.form.windows),
+            domain=Domain({kind: dict(box) for kind, box in self.domain.items()}),
+            name=self.name,
+        )
+
+    def require(self, model: str, tensor_parallel: int = 1, kv_dtype: str | None = None) -> None:
+        """Refuse to price another model, another split or another KV dtype than was measured.
+
+        Raises InputError that names both sides.
+        """
+        wanted = {"model": model, "engine.tensor_parallel_size": tensor_parallel, "engine.kv_cache_dtype": kv_dtype}
+        has = {
+            "model": self.model,
+            "engine.tensor_parallel_size": self.tensor_parallel,
+            "engine.kv_cache_dtype": self.kv_dtype,
+        }
+        for place, value in wanted.items():
+            if value != has[place]:
+                raise InputError(
+                    place,
+                    f"{value}, but profile {self.name} was measured with {has[place]}: "
+                    "choose another profile, or `device:` for the datasheet roofline",
+                )
+
+
+def dump(profile: Profile) -> str:
+    """The profile as YAML text; the same profile gives the same bytes."""
+    import yaml
+
+    data = profile.model_dump(mode="json")
+    return yaml.dump(data, Dumper=_dumper(), sort_keys=False, width=120, allow_unicode=True)
+
+
+def save(profile: Profile, path: str | Path) -> None:
+    """Write the profile; never half a file."""
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(dump(profile), encoding="utf-8")
+    partial.replace(path)
+
+
+def load(name_or_path: str | Path) -> Profile:
+    """Read a profile: a path, or the name of a shipped one.
+
+    Raises InputError with file and key path for anything the file should not hold.
+    """
+    path = _find(name_or_path)
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(str(path), f"is not YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(data, dict):
+        raise InputError(
+            str(path), f"holds {type(data).__name__}, not the keys of a profile: write one with servecast fit"
+        )
+    try:
+        # Through JSON, because there strict validation takes a list for a tuple and nothing else for anything else.
+        profile = Profile.model_validate_json(json.dumps(data, default=str))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        problem = "is no key of a profile: remove it" if first["type"] == "extra_forbidden" else _problem(first)
+        raise InputError(f"{path}: {key}", problem) from error
+    _check(profile, path)
+    return profile
+
+
+def list_profiles() -> list[str]:
+    """Names of the shipped profiles."""
+    return sorted(path.stem for path in resources.directory("calibration").glob("*.yaml"))
+
+
+def _find(name_or_path: str | Path) -> Path:
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        if not path.is_file():
+            raise InputError(str(path), "no such profile: give the path of one, or the name of a shipped one")
+        return path
+    shipped = resources.directory("calibration") / f"{name_or_path}.yaml"
+    if not shipped.is_file():
+        known = list_profiles()
+        close = difflib.get_close_matches(str(name_or_path), known, n=3, cutoff=0.3) or known
+        raise InputError("profile", f"{name_or_path!r} is not shipped: did you mean {', '.join(close)}? Or give a path")
+    return shipped
+
+
+def _problem(error: Any) -> str:
+    value = error["input"]
+    shown = f"{value!r}: " if isinstance(value, str | int | float | bool) or value is None else ""
+    return f"{shown}{error['msg'].lower()}"
+
+
+def _check(profile: Profile, path: Path) -> None:
+    """What types alone cannot say."""
+    for name in COEFFICIENTS:
+        if name not in profile.coefficients:
+            raise InputError(f"{path}: coefficients.{name}", "is missing: fit again")
+    for name in profile.coefficients:
+        if name not in COEFFICIENTS:
+            raise InputError(f"{path}: coefficients.{name}", "is no coefficient of the model: remove it")
+    size = len(COEFFICIENTS)
+    rows: Sequence[Sequence[float]] = profile.covariance
+    if rows and (len(rows) != size or any(len(row) != size for row in rows)):
+        raise InputError(f"{path}: covariance", f"must be {size} x {size}, in the order of the coefficients")
+    for kind, residual in profile.residuals.items():
+        if len(residual.quantiles) != len(PROBABILITIES):
+            raise InputError(f"{path}: residuals.{kind}.quantiles", f"must hold {len(PROBABILITIES)} numbers")
+    try:
+        profile.cost()
+    except InputError as error:
+        raise InputError(f"{path}: coefficients", str(error)) from error
+
+
+def rounded(value: float, digits: int = 7) -> float:
+    """``value`` as it is written: to so many significant digits."""
+    return value if value == 0 or not math.isfinite(value) else float(f"{value:.{digits - 1}e}")
+
+
+def _dumper() -> Any:
+    """YAML in which rows of numbers stand on one line and small numbers are readable."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def number(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
+        text = repr(value)
+        if "e" in text and "." not in text:
+            text = text.replace("e", ".0e")  # YAML 1.1 reads 1e-05 as a string
+        return dumper.represent_scalar("tag:yaml.org,2002:float", text)
+
+    def sequence(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.SequenceNode:
+        flat = all(isinstance(v, float | int) for v in values)
+        return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=flat)
+
+    Dumper.add_representer(float, number)
+    Dumper.add_representer(list, sequence)
+    return Dumper

@@ -1,0 +1,180 @@
+"""The roofline: what a datasheet says a step must take at least, divided by stated efficiencies. Not calibrated.
+
+    step = max(linear FLOPs / F, linear bytes / B) + max(attention FLOPs / F, attention bytes / B)
+         + all-reduce + overhead
+    F = compute_efficiency x peak FLOP/s of the model's dtype      B = bandwidth_efficiency x peak bytes/s
+    all-reduce = 2 x layers x 2 (t-1)/t x tokens x hidden x bytes per value / interconnect   on t GPUs
+
+(Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009; the all-reduce is a ring, twice a layer, its latency
+left to the overhead.) Both efficiencies are at most 1, so no step is faster than its bytes or its FLOPs allow. Left
+out: small kernels, launch gaps, waves, and the softness of the knee, of which the fitted model knows more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from servecast.batch import StepShape
+from servecast.errors import InputError
+from servecast.specs.dtypes import bytes_per_value
+
+if TYPE_CHECKING:
+    from servecast.cost.model import Scalars
+    from servecast.specs.device import DeviceSpec
+    from servecast.specs.model import ModelSpec
+
+_REMEMBERED: Final = 65_536
+
+COMPUTE_EFFICIENCY: Final = 0.70
+"""Share of peak FLOP/s that matrix multiplications reach inside a running engine. Alone, Qwen3-14B's layers reach 0.80
+of an H100's 989 TFLOP/s (fit of public GEMM tables, vLLM 0.19 and 0.24, see calibration/README.md); under the power
+limit of a serving load 0.67 to 0.69 (the shipped profile)."""
+
+BANDWIDTH_EFFICIENCY: Final = 0.80
+"""Share of peak bytes/s that reading weights reaches: 0.80 to 0.81 in the same GEMM tables at 1 to 64 tokens."""
+
+OVERHEAD_S: Final = 0.001
+"""Host and small kernels of one step: 0 to 1.2 ms were seen on recorded engines; 0.7 ms in the shipped profile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Step times of ``model`` on each of ``tensor_parallel`` GPUs ``device``, from datasheets.
+
+    overhead_s : constant time of every step [s]; efficiencies are shares of the peaks, in (0, 1]
+    Raises InputError for impossible efficiencies and for a device that has no peak for the model's dtype.
+    """
+
+    model: ModelSpec
+    device: DeviceSpec
+    tensor_parallel: int = 1
+    kv_dtype: str | None = None
+    compute_efficiency: float = COMPUTE_EFFICIENCY
+    bandwidth_efficiency: float = BANDWIDTH_EFFICIENCY
+    overhead_s: float = OVERHEAD_S
+    _flops: float = field(init=False, repr=False, compare=False)
+    _bandwidth: float = field(init=False, repr=False, compare=False)
+    _reduce_s: float = field(init=False, repr=False, compare=False)
+    _pair_s: float = field(init=False, repr=False, compare=False)
+    _decode_pair_s: float = field(init=False, repr=False, compare=False)
+    _context_s: float = field(init=False, repr=False, compare=False)
+    _windows: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
+    _full_layers: int = field(init=False, repr=False, compare=False)
+    _linear: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("compute_efficiency", "bandwidth_efficiency"):
+            if not 0 < getattr(self, name) <= 1:
+                raise InputError(f"roofline.{name}", f"{getattr(self, name)} must be above 0 and at most 1")
+        if not (math.isfinite(self.overhead_s) and self.overhead_s >= 0):
+            raise InputError("roofline.overhead_s", f"{self.overhead_s} must be a finite number of seconds, at least 0")
+        derive = object.__setattr__
+        derive(self, "_flops", peak_flops(self.model, self.device) * self.compute_efficiency)
+        derive(self, "_bandwidth", self.device.bandwidth_Bps * self.bandwidth_efficiency)
+        derive(self, "_reduce_s", self._all_reduce_per_token())
+        derive(self, "_windows", tuple((g.layers, g.window) for g in self.model.groups if g.window is not None))
+        derive(self, "_full_layers", sum(group.layers for group in self.model.groups if group.window is None))
+        # One layer's cost of a pair or a cached token, from shapes that hold one of it and that no window can cut.
+        layers = self.model.layers
+        prefill, decode = StepShape(1, 1, 1, 0, 0, 0, 1), StepShape(0, 0, 0, 0, 1, 0, 1)
+        derive(self, "_pair_s", self._attention_flops_s(prefill) / layers)
+        derive(self, "_decode_pair_s", self._attention_flops_s(decode) / layers)
+        derive(self, "_context_s", self._attention_bytes_s(decode) / layers)
+
+    @property
+    def calibrated(self) -> bool:
+        """No measurement stands behind it."""
+        return False
+
+    @property
+    def name(self) -> str:
+        """The device, marked as a datasheet."""
+        return f"{self.device.name} (roofline, uncalibrated)"
+
+    def seconds(self, shape: StepShape) -> Scalars:
+        """Duration of one step [s]; arrays in the shape give an array."""
+        linear = self._linear_s(shape)
+        attention = np.maximum(self._attention_flops_s(shape), self._attention_bytes_s(shape))
+        total = linear + attention
+        return total if np.ndim(total) else float(total)
+
+    def durations(self, shape: StepShape, iterations: int) -> tuple[float, float, int]:
+        """(base, slope, count): iteration i < count takes base + slope*i seconds. Constant work, whatever the batch."""
+        prefill_rows, prefill_tokens, pairs, prefill_context, rows, context, _ = shape
+        tokens = prefill_tokens + rows
+        linear = self._linear.get((tokens, prefill_rows + rows))
+        if linear is None:
+            linear = self._remember(shape)
+        growing = self._full_layers
+        count = iterations
+        if self._windows:
+            for layers, window in self._windows:
+                left = rows * (window - 1) - context
+                if left > 0:
+                    growing += layers
+                    count = min(count, left // rows + 1)
+            compute = self._attention_flops_s(shape)
+            memory = self._attention_bytes_s(shape)
+        else:
+            compute = growing * (self._pair_s * pairs + self._decode_pair_s * (context + rows))
+            memory = growing * self._context_s * (context + prefill_context + tokens)
+        compute_slope = growing * self._decode_pair_s * rows
+        memory_slope = growing * self._context_s * rows
+        # The piece ends where the lower of the two lines overtakes the other.
+        if memory > compute or (memory == compute and memory_slope >= compute_slope):
+            if compute_slope > memory_slope:
+                count = min(count, math.floor((memory - compute) / (compute_slope - memory_slope)) + 1)
+            return linear + memory, memory_slope, count
+        if memory_slope > compute_slope:
+            count = min(count, math.floor((compute - memory) / (memory_slope - compute_slope)) + 1)
+        return linear + compute, compute_slope, count
+
+    def extrapolated(self, shape: StepShape) -> Scalars:
+        """Never: it was not measured anywhere, which `calibrated` says."""
+        outside = np.zeros(np.broadcast_shapes(*(np.shape(v) for v in shape)), dtype=bool)
+        return outside if outside.ndim else False
+
+    def _remember(self, shape: StepShape) -> float:
+        tokens = shape.prefill_tokens + shape.decode_rows
+        if tokens <= 0:
+            raise InputError(self.name, f"step time must be > 0: a step of {tokens} tokens has no duration")
+        if len(self._linear) >= _REMEMBERED:
+            self._linear.clear()
+        term = float(self._linear_s(shape))
+        self._linear[tokens, shape.prefill_rows + shape.decode_rows] = term
+        return term
+
+    def _linear_s(self, shape: StepShape) -> Scalars:
+        """Everything but attention [s]: a function of tokens and rows alone."""
+        compute = self.model.linear_flops(shape, tensor_parallel=self.tensor_parallel) / self._flops
+        memory = self.model.linear_bytes(shape, tensor_parallel=self.tensor_parallel) / self._bandwidth
+        tokens = shape.prefill_tokens + shape.decode_rows
+        return np.maximum(compute, memory) + self._reduce_s * tokens + self.overhead_s
+
+    def _attention_flops_s(self, shape: StepShape) -> Scalars:
+        return self.model.attention_flops(shape, tensor_parallel=self.tensor_parallel) / self._flops
+
+    def _attention_bytes_s(self, shape: StepShape) -> Scalars:
+        moved = self.model.attention_bytes(shape, kv_dtype=self.kv_dtype, tensor_parallel=self.tensor_parallel)
+        return moved / self._bandwidth
+
+    def _all_reduce_per_token(self) -> float:
+        if self.tensor_parallel == 1:
+            return 0.0
+        share = 2 * (self.tensor_parallel - 1) / self.tensor_parallel
+        message = self.model.hidden * bytes_per_value(self.model.dtype)
+        return float(2 * self.model.layers * share * message / self.device.interconnect_Bps)
+
+
+def peak_flops(model: ModelSpec, device: DeviceSpec) -> float:
+    """Dense peak FLOP/s of the format in which ``model`` multiplies: its weights', where the device computes in that.
+
+    Raises InputError if the device states no peak for the model's own format either.
+    """
+    if model.weight_dtype is not None and model.weight_dtype in device.flops:
+        return float(device.flops[model.weight_dtype])
+    return device.peak_flops(model.dtype)

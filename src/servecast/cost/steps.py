@@ -1,0 +1,173 @@
+"""Reads a table of measured steps: one row a step, or a row for several iterations of one batch.
+
+Columns `seconds`, `prefill_rows`, `prefill_tokens`, `prefill_pairs`, `decode_rows`, `decode_context` must be there;
+`prefill_context`, `max_context` and `iterations` may be; others are ignored. A row of several iterations counts as
+their mean step: the context grows by one token a decode row and iteration, and the cost is affine in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from servecast.batch import StepShape
+from servecast.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+    import pandas as pd
+
+REQUIRED: Final = ("seconds", "prefill_rows", "prefill_tokens", "prefill_pairs", "decode_rows", "decode_context")
+OPTIONAL: Final = ("prefill_context", "max_context", "iterations")
+FEWEST: Final = 24
+
+#: A log shows a decode context that grows by the decode rows from row to row; so many of its rows must.
+_CONTINUING: Final = 0.5
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Measured steps as columns.
+
+    seconds : (n,) [s]      shape : arrays (n,)      measured : the shape's fields that the table held
+    run : (n,) which file a row is from      files, sha256 : provenance, one hash over all files
+    """
+
+    seconds: npt.NDArray[np.float64]
+    shape: StepShape
+    measured: tuple[str, ...]
+    run: npt.NDArray[np.int64]
+    files: tuple[str, ...]
+    sha256: str
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def consecutive(self) -> bool:
+        """Whether rows follow one another in time (a log of an engine) or stand alone (a grid of shapes)."""
+        s = self.shape
+        decode = (np.asarray(s.prefill_rows) == 0) & (np.asarray(s.decode_rows) > 0)
+        pair = decode[:-1] & decode[1:] & (self.run[:-1] == self.run[1:])
+        if not pair.any():
+            return False
+        grown = np.diff(s.decode_context) == np.asarray(s.decode_rows)[:-1]
+        return bool(grown[pair].mean() >= _CONTINUING)
+
+
+def read(paths: str | Path | Sequence[str | Path]) -> Steps:
+    """Steps of one file or of several runs (.csv, .csv.gz, .parquet).
+
+    Raises InputError with file and line for what is missing, not a number, negative, or a step without a duration.
+    """
+    files = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
+    if not files:
+        raise InputError("fit", "no table of steps given: name at least one .csv, .csv.gz or .parquet file")
+    digest = hashlib.sha256()
+    parts = []
+    for file in files:
+        table = _table(file)
+        digest.update(file.read_bytes())
+        parts.append(_columns(table, str(file), first_line=1 if file.suffix == ".parquet" else 2))
+    return _steps(parts, tuple(f.name for f in files), digest.hexdigest())
+
+
+def from_frame(table: pd.DataFrame, place: str = "steps") -> Steps:
+    """Steps of a data frame; an error names ``place`` and the row's position, counted from 1."""
+    import pandas as pd
+
+    digest = hashlib.sha256(pd.util.hash_pandas_object(table, index=False).to_numpy().tobytes())
+    return _steps([_columns(table, place, first_line=1)], (place,), digest.hexdigest())
+
+
+def _table(file: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    if not file.is_file():
+        raise InputError(str(file), "no such file: give a table of measured steps (.csv, .csv.gz, .parquet)")
+    try:
+        if file.suffix == ".parquet":
+            return pd.read_parquet(file)
+        if file.name.endswith((".csv", ".csv.gz")):
+            return pd.read_csv(file)
+    except (ValueError, OSError, EOFError) as error:  # pandas' and pyarrow's own errors are ValueErrors
+        raise InputError(
+            str(file), f"cannot be read as a table ({' '.join(str(error).split())}): save it again"
+        ) from error
+    raise InputError(
+        str(file), f"{file.suffix or 'no ending'} is not a known kind of table: use .csv, .csv.gz or .parquet"
+    )
+
+
+def _columns(table: pd.DataFrame, place: str, first_line: int) -> dict[str, npt.NDArray[np.float64]]:
+    missing = [name for name in REQUIRED if name not in table.columns]
+    if missing:
+        raise InputError(place, f"column {', '.join(missing)} is missing: a table of steps has {', '.join(REQUIRED)}")
+    columns = {}
+    for name in (*REQUIRED, *(name for name in OPTIONAL if name in table.columns)):
+        columns[name] = _numbers(table[name], name, place, first_line)
+
+    def refuse(bad: Any, problem: str, *shown: str) -> None:
+        rows = np.flatnonzero(bad)
+        if len(rows):
+            values = ", ".join(f"{name} {columns[name][rows[0]]:g}" for name in shown)
+            more = f" ({len(rows)} such rows)" if len(rows) > 1 else ""
+            raise InputError(f"{place}:{rows[0] + first_line}", f"{values}: {problem}{more}")
+
+    for name, values in columns.items():
+        refuse(values < 0, "must not be negative: remove or measure the row again", name)
+    refuse(columns["seconds"] == 0, "step time must be > 0: remove or measure the row again", "seconds")
+    if "iterations" in columns:
+        refuse(columns["iterations"] < 1, "must be at least 1", "iterations")
+    tokens = columns["prefill_tokens"] + columns["decode_rows"]
+    refuse(tokens == 0, "a step computes at least one token: remove the row", "prefill_tokens", "decode_rows")
+    refuse(
+        columns["prefill_pairs"] < columns["prefill_tokens"],
+        "each token attends to itself at least; a fresh prompt of P tokens has P(P+1)/2 pairs",
+        "prefill_pairs",
+        "prefill_tokens",
+    )
+    refuse(
+        (columns["prefill_rows"] > 0) != (columns["prefill_tokens"] > 0),
+        "prefill rows and prefill tokens come together",
+        "prefill_rows",
+        "prefill_tokens",
+    )
+    return columns
+
+
+def _numbers(column: pd.Series[Any], name: str, place: str, first_line: int) -> npt.NDArray[np.float64]:
+    import pandas as pd
+
+    numbers = pd.to_numeric(column, errors="coerce").to_numpy(dtype=float)
+    bad = np.flatnonzero(~np.isfinite(numbers))
+    if len(bad):
+        value = column.iloc[bad[0]]
+        raise InputError(
+            f"{place}:{bad[0] + first_line}",
+            f"{name} is {str(value)!r}: put a finite number, or remove the row",
+        )
+    return numbers
+
+
+def _steps(parts: list[dict[str, npt.NDArray[np.float64]]], files: tuple[str, ...], sha256: str) -> Steps:
+    held = [name for name in (*REQUIRED, *OPTIONAL) if all(name in part for part in parts)]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in held}
+    n = len(columns["seconds"])
+    if n < FEWEST:
+        raise InputError(files[0], f"{n} steps are too few to fit and to hold out from: give at least {FEWEST}")
+    iterations = columns.get("iterations", np.ones(n))
+    grown = (iterations - 1) / 2
+    fields = {name: columns.get(name, np.zeros(n)) for name in StepShape._fields}
+    fields["decode_context"] = fields["decode_context"] + grown * fields["decode_rows"]
+    if "max_context" in held:
+        fields["max_context"] = fields["max_context"] + grown
+    run = np.repeat(np.arange(len(parts)), [len(part["seconds"]) for part in parts])
+    shape = StepShape(**fields)  # type: ignore[arg-type]  # arrays
+    measured = tuple(name for name in StepShape._fields if name in held)
+    return Steps(columns["seconds"] / iterations, shape, measured, run, files, sha256)
