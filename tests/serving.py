@@ -66,8 +66,13 @@ def latencies(run: Run) -> dict[str, np.ndarray]:
 def rows_held(state: State) -> list[int]:
     """KV blocks held by each running sequence, counted row by row."""
     step = state.decoding.step
+    blocks = state.pool.blocks
     return [
-        state.pool.blocks(sequence.offset + step) if sequence.finish_step >= 0 else sequence.blocks
+        blocks(sequence.offset + step)
+        if sequence.finish_step >= 0
+        else blocks(sequence.computed)
+        if sequence in state.ended
+        else sequence.blocks
         for sequence in state.running
     ]
 

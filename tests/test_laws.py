@@ -33,9 +33,26 @@ closed = st.builds(
     st.sampled_from([0.0, 0.02, 0.5]),
     st.sampled_from(["stream", "batch_end"]),
 )
-continuous = st.builds(
+plain = st.builds(
     lambda seqs, extra: Continuous(seqs, seqs + extra), st.integers(1, 8), st.sampled_from([0, 3, 40, 8192])
 )
+full = st.builds(
+    lambda seqs, extra, threshold, prefix, order, ahead: Continuous(
+        seqs,
+        seqs + extra,
+        long_prefill_token_threshold=threshold,
+        enable_prefix_caching=prefix,
+        scheduling_policy=order,
+        async_scheduling=ahead,
+    ),
+    st.integers(1, 8),
+    st.sampled_from([0, 3, 40]),
+    st.sampled_from([0, 1, 7, 30]),
+    st.booleans(),
+    st.sampled_from(["fcfs", "priority"]),
+    st.booleans(),
+)
+continuous = st.one_of(plain, full)
 policies = st.one_of(closed, continuous)
 pools = st.tuples(st.integers(7, 40), st.sampled_from([4, 16])).map(lambda pool: {"cap": pool[0], "bs": pool[1]})
 costs = st.sampled_from([COST, TIED])
@@ -162,7 +179,7 @@ def test_a_capped_client_is_coalesced_exactly(requests, policy, pool, cost, cap)
             assert coalesced.requests["sent_s"][row] >= answered - 1e-9
 
 
-@given(requests, continuous, pools)
+@given(requests, plain, pools)
 def test_nobody_waits_without_a_reason(requests, policy, pool):
     def witness(state, decision):
         if not isinstance(decision, Batch) or not state.waiting or decision.tally.preempted:
@@ -179,7 +196,7 @@ def test_nobody_waits_without_a_reason(requests, policy, pool):
     serve(requests, Watched(policy, witness), cost=COST, **pool)
 
 
-@given(requests, continuous, pools)
+@given(requests, plain, pools)
 def test_first_come_first_served(requests, policy, pool):
     run = serve(requests, policy, cost=COST, **pool)
     scheduled = run.requests["scheduled_s"][run.requests["status"] == Status.COMPLETED]

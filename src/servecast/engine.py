@@ -5,6 +5,9 @@ decision may cover many iterations (see `policies.decoding`), so a run costs eve
 arrival that matters is known when a decision is made, since clients react only to answers and an answer ends a
 decision; a run that an arrival could change ends at the first iteration boundary at or after it.
 
+A policy that schedules ahead decides on a step while the one before it runs: it sees what had arrived when that one
+started. An arrival so takes one decision to be seen and the next to be admitted.
+
 Times within `SAME_INSTANT_S` are one instant, and what arrives as an iteration ends is seen by the next decision.
 """
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import gc
 import math
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
 
     from servecast.executor import Durations, Executor
     from servecast.kvcache import BlockPool
-    from servecast.policies.state import Policy
+    from servecast.policies.state import Policy, Queue
 
 #: Columns of a run's requests. Unknown times are NaN.
 REQUEST_COLUMNS = (
@@ -140,6 +144,8 @@ class _Replica:
         self.executor = executor
         self.max_model_len = max_model_len
         self.state = policy.start(pool, activation_blocks)
+        #: Where arrivals go: the queue, or what a scheduler that decides a step ahead has not seen yet.
+        self.inbox: Queue = deque() if self.state.ahead else self.state.waiting
         self.now = 0.0
         self.restart_s = 0.0
         self.horizon_s = math.inf
@@ -154,7 +160,8 @@ class _Replica:
         environment, client, state, horizon = self.environment, self.client, self.state, self.horizon_s
         timeout, next_send, schedule = environment.timeout, client.next_send, self.policy.schedule
         run, commit, log = self.executor.run, state.commit, self.decisions.rows
-        now = 0.0
+        ahead, inbox = state.ahead, self.inbox
+        now = seen = 0.0
         until_flush = _FLUSH_EVERY
         while now < horizon:
             sends = next_send()
@@ -162,7 +169,16 @@ class _Replica:
                 if sends > now:
                     now = sends
                 sends = self._receive(now)
-            decision = schedule(now, state)
+            if ahead:
+                self._show(seen)
+                decision = schedule(now, state)
+                if type(decision) is Wait and inbox:
+                    self._show(now)  # nothing was decided on ahead
+                    decision = schedule(now, state)
+                if inbox:
+                    sends = inbox[0].sent_s  # it must not wait for longer than the step that is decided on now
+            else:
+                decision = schedule(now, state)
             if type(decision) is Batch:
                 durations = run(decision, sends - now if decision.interruptible else math.inf)
                 end = now + durations.total
@@ -174,7 +190,7 @@ class _Replica:
                     end = now + durations.total
                 delay = end - environment.now
                 yield timeout(delay if delay > 0.0 else 0.0)
-                if sends < end:
+                if next_send() < end:
                     self._receive(end)  # a client may react to a rejection before the step ends
                 finished = commit(decision, durations.count, end)
                 if type(durations) is Affine:
@@ -187,16 +203,18 @@ class _Replica:
                 else:
                     self._log_pieces(decision, durations, now, len(finished))
                 now = end
+                if ahead:
+                    seen = end - durations.last
                 if finished:
                     self._answer(finished, end)
             elif type(decision) is OutOfMemory:
-                now = min(self._crash(decision, now), horizon)
+                now = seen = min(self._crash(decision, now), horizon)
                 yield timeout(max(0.0, now - environment.now))
             else:
                 end = min(decision.until, sends)
                 if end == math.inf:
                     break
-                now = min(end, horizon)
+                now = seen = min(end, horizon)
                 yield timeout(max(0.0, now - environment.now))
             until_flush -= 1
             if not until_flush:
@@ -207,7 +225,7 @@ class _Replica:
     def _receive(self, until: float) -> float:
         """Queue every request that arrives by ``until`` [s], rejecting what can never be served; when the next one will."""
         client, limit = self.client, self.max_model_len
-        enqueue = self.state.waiting.append
+        enqueue = self.inbox.append
         while (sends := client.next_send()) <= until:
             request, sent_s = client.send()
             room = limit - request.prompt_tokens
@@ -218,6 +236,12 @@ class _Replica:
                 self._record(Sequence(request, sent_s, 0), Status.REJECTED, _nan)
                 client.answered(request, sent_s)
         return sends
+
+    def _show(self, until: float) -> None:
+        """Let the scheduler see what had arrived by ``until`` [s], when it decided on the next step."""
+        inbox, enqueue = self.inbox, self.state.waiting.append
+        while inbox and inbox[0].sent_s <= until + SAME_INSTANT_S:
+            enqueue(inbox.popleft())
 
     def _answer(self, finished: list[Sequence], now: float) -> None:
         """Send the last token of these sequences to their clients."""
@@ -262,6 +286,8 @@ class _Replica:
         self.now = now
         if self.horizon_s < math.inf:
             self._receive(now)
+            if self.state.ahead:
+                self._show(now)
         for sequence in self.state.settle():
             self._record(sequence, Status.UNFINISHED, _nan)
 

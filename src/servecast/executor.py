@@ -51,6 +51,10 @@ class Durations(Protocol):
     @property
     def total(self) -> float: ...
 
+    @property
+    def last(self) -> float:
+        """Of the last iteration [s]."""
+
     def ended_by(self, time: float) -> int:
         """How many iterations end at or before ``time`` [s] from the start."""
 
@@ -68,6 +72,10 @@ class Affine:
         self.slope = slope
         self.count = count
         self.total = base if count == 1 else affine_end(base, slope, count)
+
+    @property
+    def last(self) -> float:
+        return self.base + self.slope * (self.count - 1)
 
     def ended_by(self, time: float) -> int:
         if time + SAME_INSTANT_S < self.base:
@@ -94,6 +102,10 @@ class Measured:
     @property
     def total(self) -> float:
         return sum(self.seconds)
+
+    @property
+    def last(self) -> float:
+        return self.seconds[-1]
 
     def ended_by(self, time: float) -> int:
         end = 0.0

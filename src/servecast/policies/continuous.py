@@ -88,6 +88,8 @@ class Continuous:
             budget = self.max_num_batched_tokens - decoding.count
             if state.prefilling:
                 budget, wanted = _continue_prefills(state, prefill, budget, wanted, limit)
+            if wanted > free and state.release_ended():
+                free = pool.total - pool.held  # rather wait for the step that runs than preempt
             if budget < 0 or (wanted > free and self.scheduling_policy == "priority"):
                 prefill, budget, preempted = walk(
                     now, state, self.max_num_batched_tokens, limit, self.scheduling_policy == "priority"
@@ -109,8 +111,18 @@ class Continuous:
             return self._decode(state, free, preempted)
         if state.release_ended():
             return self.schedule(now, state)
+        if preempted:
+            return self._after_preempting(now, state, preempted)
         assert not state.waiting, "the head of an idle queue must fit: longer requests are rejected on arrival"
         return _NOTHING
+
+    def _after_preempting(self, now: float, state: State, preempted: int) -> Decision:
+        """The only row that was looked at gave way itself, and nothing was scheduled: what it freed is there now."""
+        decision = self.schedule(now, state)
+        assert isinstance(decision, Batch)
+        counts = decision.tally
+        decision.tally = counts._replace(preempted=counts.preempted + preempted)
+        return decision
 
     def _chunk_limit(self, state: State) -> int:
         """Tokens that one prompt may have in this step."""
