@@ -6,6 +6,7 @@ import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,9 +14,11 @@ from servecast.batch import Batch, StepShape
 from servecast.engine import Run, replay
 from servecast.executor import Affine, ModelExecutor, Stepping
 from servecast.kvcache import BlockPool
-from servecast.policies import Policy, State
 from servecast.policies.closed import ClosedState
 from servecast.workload.clients import OpenLoop, RequestColumns
+
+if TYPE_CHECKING:
+    from servecast.policies import Policy, State
 
 SHARED = Path(os.environ.get("SERVECAST_SHARED", "../shared"))
 
@@ -40,7 +43,9 @@ def columns(requests) -> RequestColumns:
     return RequestColumns(table[:, 0].copy(), table[:, 1].astype(np.int64), table[:, 2].astype(np.int64))
 
 
-def serve(requests, policy, cap=1000, bs=16, cost=None, stepped=False, max_model_len=None, client=None, **options) -> Run:
+def serve(
+    requests, policy, cap=1000, bs=16, cost=None, stepped=False, max_model_len=None, client=None, **options
+) -> Run:
     """Serve requests (or a client's) under convention C0: ``cap`` KV blocks of ``bs`` tokens."""
     executor = ModelExecutor(cost or StepTime())
     return replay(

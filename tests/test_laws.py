@@ -117,9 +117,7 @@ def assert_same_run(one, other):
             np.testing.assert_array_equal(column, other.requests[name])
     np.testing.assert_allclose(np.sort(one.gaps), np.sort(other.gaps), rtol=0, atol=1e-9)
     assert one.end_s == pytest.approx(other.end_s, abs=1e-9)
-    assert one.oom == [
-        OutOfMemory(pytest.approx(event.time_s, abs=1e-9), *event[1:]) for event in other.oom
-    ]
+    assert one.oom == [OutOfMemory(pytest.approx(event.time_s, abs=1e-9), *event[1:]) for event in other.oom]
     for name in ("preempted", "recomputed_tokens", "finished", "prefill_tokens", "prefill_pairs"):
         assert one.decisions[name].sum() == other.decisions[name].sum(), name
     iterations = one.decisions["iterations"]
@@ -206,9 +204,7 @@ def test_first_come_first_served(requests, policy, pool):
 @given(requests, costs)
 def test_one_at_a_time_is_the_same_whoever_batches(requests, cost):
     """Static with batch_size 1, padded with batch_size 1 and continuous with max_num_seqs 1 do the same."""
-    runs = [
-        serve(requests, policy, cost=cost) for policy in (Static(1, 0.0), Padded(1, 0.0), Continuous(1, 8192))
-    ]
+    runs = [serve(requests, policy, cost=cost) for policy in (Static(1, 0.0), Padded(1, 0.0), Continuous(1, 8192))]
     for other in runs[1:]:
         for name in ("scheduled_s", "first_token_s", "finish_s"):
             np.testing.assert_allclose(runs[0].requests[name], other.requests[name], rtol=0, atol=1e-9)

@@ -23,8 +23,8 @@ import numpy as np
 import simpy
 
 from servecast.batch import DECISION_COLUMNS, Batch, OutOfMemory, Wait
-from servecast.log import Log
 from servecast.executor import SAME_INSTANT_S, Affine, Measured
+from servecast.log import Log
 from servecast.requests import Request, Sequence, Status
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ REQUEST_COLUMNS = (
     "recomputed_tokens",
     "slot",
 )
-_FLUSH_EVERY = 4096
+_FLUSH_EVERY = 512
 _nan = math.nan
 
 
@@ -157,8 +157,8 @@ class _Replica:
 
     def serve(self) -> Generator[simpy.Event, None, None]:
         """The loop. What it touches at each decision is kept at hand: this is where a run spends its time."""
-        environment, client, state, horizon = self.environment, self.client, self.state, self.horizon_s
-        timeout, next_send, schedule = environment.timeout, client.next_send, self.policy.schedule
+        state, horizon = self.state, self.horizon_s
+        timeout, next_send, schedule = self.environment.timeout, self.client.next_send, self.policy.schedule
         run, commit, log = self.executor.run, state.commit, self.decisions.rows
         ahead, inbox = state.ahead, self.inbox
         now = seen = 0.0
@@ -172,33 +172,33 @@ class _Replica:
             if ahead:
                 self._show(seen)
                 decision = schedule(now, state)
-                if type(decision) is Wait and inbox:
+                if isinstance(decision, Wait) and inbox:
                     self._show(now)  # nothing was decided on ahead
                     decision = schedule(now, state)
                 if inbox:
                     sends = inbox[0].sent_s  # it must not wait for longer than the step that is decided on now
             else:
                 decision = schedule(now, state)
-            if type(decision) is Batch:
+            if isinstance(decision, Batch):
                 durations = run(decision, sends - now if decision.interruptible else math.inf)
                 end = now + durations.total
                 if end > horizon:
-                    durations = _cut(durations, horizon - now)
-                    if durations is None:
+                    whole = _cut(durations, horizon - now)
+                    if whole is None:
                         now = horizon
                         break
+                    durations = whole
                     end = now + durations.total
-                delay = end - environment.now
-                yield timeout(delay if delay > 0.0 else 0.0)
-                if next_send() < end:
+                yield timeout(end - now)
+                if sends < end and next_send() < end:
                     self._receive(end)  # a client may react to a rejection before the step ends
                 finished = commit(decision, durations.count, end)
-                if type(durations) is Affine:
-                    log.append(
-                        (now, durations.count, end - now, durations.base)
-                        + decision.shape
-                        + decision.tally
-                        + (state.blocks_in_use, len(finished))
+                if isinstance(durations, Affine):
+                    log += (
+                        (now, durations.count, end - now, durations.base),
+                        decision.shape,
+                        decision.tally,
+                        (state.blocks_in_use, len(finished)),
                     )
                 else:
                     self._log_pieces(decision, durations, now, len(finished))
@@ -207,15 +207,17 @@ class _Replica:
                     seen = end - durations.last
                 if finished:
                     self._answer(finished, end)
-            elif type(decision) is OutOfMemory:
-                now = seen = min(self._crash(decision, now), horizon)
-                yield timeout(max(0.0, now - environment.now))
+            elif isinstance(decision, OutOfMemory):
+                seen = min(self._crash(decision, now), horizon)
+                yield timeout(seen - now)
+                now = seen
             else:
                 end = min(decision.until, sends)
                 if end == math.inf:
                     break
-                now = seen = min(end, horizon)
-                yield timeout(max(0.0, now - environment.now))
+                seen = min(end, horizon)
+                yield timeout(seen - now)
+                now = seen
             until_flush -= 1
             if not until_flush:
                 until_flush = _FLUSH_EVERY
@@ -223,7 +225,7 @@ class _Replica:
         self._settle(now)
 
     def _receive(self, until: float) -> float:
-        """Queue every request that arrives by ``until`` [s], rejecting what can never be served; when the next one will."""
+        """Queue what arrives by ``until`` [s], rejecting what can never be served; when the next request will."""
         client, limit = self.client, self.max_model_len
         enqueue = self.inbox.append
         while (sends := client.next_send()) <= until:
@@ -255,11 +257,11 @@ class _Replica:
         shape = batch.shape
         pieces = list(durations.pieces())
         for last, piece in zip((*[False] * (len(pieces) - 1), True), pieces, strict=True):
-            self.decisions.rows.append(
-                (start, piece.count, piece.total, piece.base)
-                + shape
-                + batch.tally
-                + (self.state.blocks_in_use, finished if last else 0)
+            self.decisions.rows += (
+                (start, piece.count, piece.total, piece.base),
+                shape,
+                batch.tally,
+                (self.state.blocks_in_use, finished if last else 0),
             )
             start += piece.total
             shape = shape._replace(

@@ -121,6 +121,8 @@ class Measured:
 
 
 class Executor(Protocol):
+    """Runs batches, or says how long that would take."""
+
     def run(self, batch: Batch, until: float = math.inf) -> Durations:
         """How long consecutive iterations of an unchanged batch take: at least one, at most ``batch.iterations``; stops
         after the first iteration that ends ``until`` [s] from now, or later."""

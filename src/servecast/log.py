@@ -19,7 +19,10 @@ _WIDE = frozenset(("prefill_pairs", "prefill_context", "decode_context"))
 
 
 class Log:
-    """``rows`` takes tuples of numbers in the order of ``names``. Names that end in ``_s`` and ``seconds`` hold times."""
+    """``rows`` takes tuples of numbers in the order of ``names``; a row may come as several.
+
+    Names that end in ``_s``, and ``seconds``, hold times.
+    """
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
@@ -29,7 +32,7 @@ class Log:
     def flush(self) -> None:
         """Turn the rows so far into columns."""
         width = len(self.names)
-        table = np.fromiter(chain.from_iterable(self.rows), dtype=np.float64, count=len(self.rows) * width)
+        table = np.fromiter(chain.from_iterable(self.rows), dtype=np.float64)
         for name, column in zip(self.names, table.reshape(-1, width).T, strict=True):
             self._chunks[name].append(column.astype(_dtype(name)))
         self.rows.clear()

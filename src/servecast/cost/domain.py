@@ -17,7 +17,7 @@ from servecast.batch import StepShape
 from servecast.cost.model import REGIMES, regime
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     import numpy.typing as npt
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Extrapolation(NamedTuple):
-    """How far a shape lies outside: the worst field, and its value over the bound it breaks (1 = inside).
+    """How far a shape lies above what was measured: the worst field, and its value over the bound (1 = not above).
 
     A kind of step that was never measured has the field ``"regime"`` and an infinite factor.
     """
@@ -53,38 +53,51 @@ class Domain:
         return cls(boxes)
 
     def extrapolated(self, shape: StepShape) -> Scalars:
-        """Whether each shape lies outside its box: bool, or an array of them."""
-        outside = self._factors(shape)[0] > 1.0
+        """Whether each shape lies outside its box, above or below: bool, or an array of them."""
+        kinds, columns = _columns(shape)
+        outside = np.ones(kinds.shape, dtype=bool)
+        for kind, box in self.boxes.items():
+            rows = kinds == kind
+            outside &= ~rows
+            for name, (low, high) in box.items():
+                column = columns[name]
+                outside |= rows & ((column > high) | (column < low))
         return outside if outside.ndim else bool(outside)
 
     def extrapolation(self, shape: StepShape) -> Extrapolation:
-        """The worst field of one shape and its factor."""
+        """The field of one shape that lies furthest above its box, and by which factor."""
         factor, worst = self._factors(shape)
         return Extrapolation(("", "regime", *StepShape._fields)[int(worst)], float(factor))
 
     def factors(self, shape: StepShape) -> Scalars:
-        """How far outside each shape lies: the largest value over its bound, 1 inside, inf for an unmeasured kind."""
+        """How far above its box each shape lies: the largest value over its bound; inf for an unmeasured kind.
+
+        Below the box a step is short, and so is what its price can be wrong by: that is no factor to warn of.
+        """
         factor = self._factors(shape)[0]
         return factor if factor.ndim else float(factor)
 
     def _factors(self, shape: StepShape) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        columns: Sequence[Scalars] = np.broadcast_arrays(*(np.asarray(v, dtype=float) for v in shape))
-        kinds = np.asarray(regime(StepShape(*columns)))
+        kinds, columns = _columns(shape)
         factor, worst = np.ones(kinds.shape), np.zeros(kinds.shape, dtype=np.int64)
         for kind in REGIMES:
             rows = kinds == kind
-            if not rows.any():
-                continue
             box = self.boxes.get(kind)
             if box is None:
                 factor, worst = np.where(rows, math.inf, factor), np.where(rows, 1, worst)
                 continue
-            for position, (name, column) in enumerate(zip(StepShape._fields, columns, strict=True), start=2):
+            for position, name in enumerate(StepShape._fields, start=2):
                 if name not in box:
                     continue
-                low, high = box[name]
-                # One is added on both sides, so that a bound or a value of 0 gives a finite factor.
-                ratio = np.maximum((column + 1) / (high + 1), (low + 1) / (column + 1))
-                beyond = rows & ((column > high) | (column < low)) & (ratio > factor)
+                # One is added on both sides, so that a bound of 0 gives a finite factor.
+                ratio = (columns[name] + 1) / (box[name][1] + 1)
+                beyond = rows & (ratio > factor)
                 factor, worst = np.where(beyond, ratio, factor), np.where(beyond, position, worst)
         return factor, worst
+
+
+def _columns(shape: StepShape) -> tuple[npt.NDArray[np.str_], dict[str, npt.NDArray[np.float64]]]:
+    """The kind of each step, and its fields as equally long arrays."""
+    columns = np.broadcast_arrays(*(np.asarray(value, dtype=float) for value in shape))
+    kinds = np.asarray(regime(StepShape._make(columns)))
+    return kinds, dict(zip(StepShape._fields, columns, strict=True))

@@ -92,6 +92,12 @@ class ClosedBatch:
     max_wait_s: float = 0.5
     respond: Literal["stream", "batch_end"] = "stream"
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_wait_s < math.inf:
+            raise ValueError(
+                f"max_wait_s is {self.max_wait_s}; it must be finite and at least 0: a last, partial batch waits"
+            )
+
     def members(self, now: float, state: State) -> list[Sequence] | Wait:
         """The next batch, admitted; or until when to wait for one."""
         waiting = state.waiting
@@ -103,7 +109,7 @@ class ClosedBatch:
                 return Wait(closes)
         members = [waiting.popleft() for _ in range(min(self.batch_size, len(waiting)))]
         for sequence in members:
-            state.admit(sequence, now)
+            state.seat(sequence, now)
         return members
 
 

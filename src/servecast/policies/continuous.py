@@ -64,6 +64,15 @@ class Continuous:
     watermark: float = 0.0
     async_scheduling: bool = False
 
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must be at least max_num_seqs "
+                f"{self.max_num_seqs}, since every running sequence takes a token of the budget"
+            )
+        if not 0 <= self.watermark < 1:
+            raise ValueError(f"watermark is {self.watermark}; it must be at least 0 and less than 1")
+
     @property
     def respond(self) -> Literal["stream"]:
         return "stream"
@@ -136,12 +145,12 @@ class Continuous:
         """Admit from the head of the queue; nobody overtakes it."""
         waiting = state.waiting
         size = state.pool.block_size
+        caching, reserve_all = self.enable_prefix_caching, self.scheduler_reserve_full_isl
         seats = self.max_num_seqs - len(state.running)
-        kept = math.ceil(self.watermark * state.pool.total) if self.watermark else 0
         found = idle = 0
         while waiting and budget > 0 and seats > 0:
             sequence = waiting[0]
-            if self.enable_prefix_caching:
+            if caching:
                 found, idle = state.find_cached(sequence)
             tokens = sequence.tokens
             new = tokens - found
@@ -151,18 +160,21 @@ class Continuous:
                 if not self.enable_chunked_prefill:
                     break
                 new = budget
-            reserved = tokens if self.scheduler_reserve_full_isl else found + new
-            wanted = -(-reserved // size) - found // size + idle
-            if wanted > free or (kept and state.running and wanted + kept > free):
+            computed = found + new
+            wanted = -(-(tokens if reserve_all else computed) // size) - found // size + idle
+            if wanted > free or (self.watermark and wanted > free - self._kept(state)):
                 break
             waiting.popleft()
-            state.admit(sequence, now)
-            if found + new < tokens:
+            if computed < tokens:
                 state.prefilling.append(sequence)
-            free -= state.start_with(sequence, found, found + new)
+            free -= state.admit(sequence, now, found, computed)
             prefill.append((sequence, new))
             budget -= new
             seats -= 1
+
+    def _kept(self, state: State) -> int:
+        """Blocks that admission leaves free."""
+        return math.ceil(self.watermark * state.pool.total) if state.running else 0
 
     def _mixed(self, state: State, prefill: list[tuple[Sequence, int]], preempted: int) -> Batch:
         """One iteration: when it has ended, the prompts it computed decode, and the batch is another."""
@@ -191,7 +203,7 @@ class Continuous:
         return Batch(shape, 1, prefill, counts, False, state.rows)
 
     def _decode(self, state: State, free: int, preempted: int) -> Batch:
-        """Decode until a row ends or the blocks do. What waits now cannot be admitted before that: it would have been."""
+        """Decode until a row ends or the blocks do. What waits now cannot be admitted before: it would have been."""
         decoding = state.decoding
         count = decoding.count
         if preempted or state.ended:

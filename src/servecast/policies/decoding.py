@@ -89,20 +89,19 @@ class DecodeRows:
             heappop(finishing)
 
     def advance(self, steps: int) -> list[Sequence]:
-        """Make ``steps`` steps. The rows whose last token came with the last of them, in order of arrival: they leave."""
+        """Make ``steps`` steps. The rows whose last token came with the last one, in order of arrival: they leave."""
         self.step = step = self.step + steps
         self.context += steps * self.count
         finishing = self._finishing
-        finished: list[Sequence] = []
         if finishing[0] >> _SLOT_BITS > step:
-            return finished
+            return []
         rows = self._rows
+        finished: list[Sequence] = []
         while finishing:
             entry = finishing[0]
-            finish = entry >> _SLOT_BITS
             sequence = rows.get(entry & _SLOT)
-            if sequence is not None and sequence.finish_step == finish:
-                if finish > step:
+            if sequence is not None and sequence.finish_step == entry >> _SLOT_BITS:
+                if sequence.finish_step > step:
                     break
                 sequence.generated = sequence.output_limit
                 self._drop(sequence)

@@ -45,7 +45,12 @@ class PaddedState(ClosedState):
 
 @dataclass(frozen=True)
 class Padded(ClosedBatch):
-    __doc__ = ClosedBatch.__doc__
+    """A closed batch that is computed as its longest row.
+
+    batch_size : members of a full batch
+    max_wait_s : longest wait [s] of its oldest member before it closes anyway
+    respond : ``stream`` sends tokens as they come, ``batch_end`` all at the end of the batch
+    """
 
     kind: ClassVar[str] = "padded"
 

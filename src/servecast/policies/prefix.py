@@ -1,10 +1,10 @@
 """Prefix caching: full blocks stay in the cache after their sequence has gone, until their room is needed.
 
-A block is known by the chain of tokens up to its end. Here that is the trace's own id of a prompt block (equal id, equal
-whole prefix), or the sequence and the block's place in it for tokens that nobody else can have. A block is entered when
-its tokens are scheduled, so that a later admission of the same step can share it. Blocks that nobody holds are taken
-again in the order in which they came free, the tail of a sequence before its head; blocks that were never filled go
-first. A preempted sequence may so find its own blocks again.
+A block is known by the chain of tokens up to its end. Here that is the trace's own id of a prompt block (equal id,
+equal whole prefix), or the sequence and the block's place in it for tokens that nobody else can have. A block is
+entered when its tokens are scheduled, so that a later admission of the same step can share it. Blocks that nobody
+holds are taken again in the order in which they came free, the tail of a sequence before its head; blocks that were
+never filled go first. A preempted sequence may so find its own blocks again.
 
 Source: vLLM 0.32, v1/core/block_pool.py and kv_cache_manager.py.
 """
@@ -50,7 +50,8 @@ class PrefixState(State):
         found = self._cached_chain(sequence)
         return len(found) * self.pool.block_size, sum(not block.users for block in found)
 
-    def start_with(self, sequence: Sequence, found: int, computed: int) -> int:
+    def admit(self, sequence: Sequence, now: float, found: int, computed: int) -> int:
+        self.seat(sequence, now)
         chain = self._cached_chain(sequence)
         idle = 0
         for block in chain:

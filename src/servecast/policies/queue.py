@@ -1,7 +1,9 @@
 """The waiting queue by priority: lower value first, then arrival, then place in the trace.
 
-It answers to the part of a deque's interface that policies and the engine use, so that who asks need not know which of
-the two it has. A preempted sequence goes back to its place, not to the head (vLLM 0.32, v1/core/sched/request_queue.py).
+It answers to the part of a deque's interface that policies and the engine use, so that who asks need not know which
+of the two it has. A preempted sequence goes back to its place, not to the head.
+
+Source: vLLM 0.32, v1/core/sched/request_queue.py.
 """
 
 from __future__ import annotations

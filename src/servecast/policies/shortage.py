@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from servecast.requests import Sequence
 
 
-def preempt_last(
-    now: float, state: State, prefill: list[tuple[Sequence, int]], wanted: int
-) -> tuple[int, int]:
+def preempt_last(now: float, state: State, prefill: list[tuple[Sequence, int]], wanted: int) -> tuple[int, int]:
     """Preempt from the end of the running ones until the rest find blocks; how many, and the blocks the rest want.
 
     vLLM walks the rows in order and preempts the last whenever one finds no block. Since a victim stands behind every

@@ -36,8 +36,8 @@ class State:
 
     ``running`` is in order of admission; ``prefilling`` are those of its members that do not decode, in that order.
     ``blocks_in_use`` are the KV blocks held during the step just committed, before its finished rows gave theirs back.
-    ``ahead``: the next step is decided on while this one runs, so rows that end with it keep seat and blocks (``ended``)
-    for one more decision.
+    ``ahead``: the next step is decided on while this one runs, so rows that end with it (``ended``) keep seat and
+    blocks for one more decision.
     """
 
     __slots__ = (
@@ -56,13 +56,23 @@ class State:
         self.blocks_in_use = 0
         self._slots: list[int] = []
 
-    def admit(self, sequence: Sequence, now: float) -> None:
-        """Give a sequence a seat."""
+    def seat(self, sequence: Sequence, now: float) -> None:
+        """Give a sequence a slot."""
         slots = self._slots
-        sequence.slot = slots.pop() if slots else len(self.running)
-        self.running[sequence] = None
+        running = self.running
+        sequence.slot = slots.pop() if slots else len(running)
+        running[sequence] = None
         if sequence.scheduled_s is None:
             sequence.scheduled_s = now
+
+    def admit(self, sequence: Sequence, now: float, found: int, computed: int) -> int:
+        """Give a sequence a slot and the blocks of its first ``computed`` tokens, ``found`` of them from the cache; the
+        free blocks that costs."""
+        self.seat(sequence, now)
+        pool = self.pool
+        sequence.blocks = blocks = -(-computed // pool.block_size)
+        pool.held += blocks
+        return blocks
 
     def dismiss(self, sequence: Sequence) -> None:
         """Take a sequence out of the running ones; its slot is free again."""
@@ -72,13 +82,6 @@ class State:
     def find_cached(self, sequence: Sequence) -> tuple[int, int]:
         """(tokens of a waiting sequence that are in the cache already, blocks of them that nobody holds)."""
         return 0, 0
-
-    def start_with(self, sequence: Sequence, found: int, computed: int) -> int:
-        """Take the blocks of an admitted sequence's first ``computed`` tokens, ``found`` of them from the cache; the
-        free blocks that costs."""
-        sequence.blocks = blocks = -(-computed // self.pool.block_size)
-        self.pool.take(blocks)
-        return blocks
 
     def take_blocks(self, sequence: Sequence, computed: int) -> int:
         """Take the blocks that a running prompt lacks for its first ``computed`` tokens; how many."""
@@ -132,7 +135,7 @@ class State:
         self.waiting.appendleft(sequence)
 
     def commit(self, batch: Batch, iterations: int, now: float) -> list[Sequence]:
-        """Book ``iterations`` of ``batch``, the last ending at ``now``; the sequences that ended, in order of arrival."""
+        """Book ``iterations`` of ``batch``, the last ending at ``now``; the sequences that ended, as they arrived."""
         decoding = self.decoding
         if decoding.count:
             self.take_for_decoding(decoding.blocks_needed(iterations))
@@ -193,7 +196,7 @@ class State:
         return False
 
     def crash(self) -> list[Sequence]:
-        """Out of memory: every running sequence is lost, and with it all of the cache. Those lost, in order of arrival."""
+        """Out of memory: every running sequence is lost, and all of the cache. Those lost, in order of arrival."""
         for sequence in self.running:
             if sequence.finish_step >= 0:
                 self.decoding.leave(sequence)

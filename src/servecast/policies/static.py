@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Static(ClosedBatch):
-    __doc__ = ClosedBatch.__doc__
+    """A closed batch that is computed row by row.
+
+    batch_size : members of a full batch
+    max_wait_s : longest wait [s] of its oldest member before it closes anyway
+    respond : ``stream`` sends tokens as they come, ``batch_end`` all at the end of the batch
+    """
 
     kind: ClassVar[str] = "static"
 

@@ -1,0 +1,318 @@
+"""The command line. Commands import what they need when they run, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from servecast.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from servecast.scenario import Scenario
+
+EXIT_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="servecast",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Forecasts of LLM serving: static, padded and continuous batching compared on measured GPU step times.
+
+Examples:
+
+    servecast run quickstart
+
+    servecast run my.yaml --set workload.arrivals.rate_rps=12 --out results
+
+    servecast explain --model llama-3.1-8b --device a100-80gb --length 8192
+""",
+)
+
+
+class Shipped(StrEnum):
+    """What ``list`` can list."""
+
+    models = "models"
+    devices = "devices"
+    profiles = "profiles"
+    policies = "policies"
+    scenarios = "scenarios"
+
+
+Changes = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Set one value of the scenario; wins over the file."),
+]
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0, 2 for input that must be mended (one line on stderr), 130 interrupted."""
+    status: int | str | None = 0
+    try:
+        app(None if arguments is None else list(arguments))
+    except InputError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        status = EXIT_INPUT
+    except KeyboardInterrupt:
+        status = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        status = 1
+    except SystemExit as end:
+        status = end.code
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Nobody reads any more; what is still buffered must not raise again when Python shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    sys.exit(status)
+
+
+@app.command()
+def run(
+    scenarios: Annotated[list[str], typer.Argument(metavar="SCENARIO", help="Files, or names of shipped scenarios.")],
+    changes: Changes = [],  # noqa: B006 (typer copies it)
+    out: Annotated[Path, typer.Option(help="Folder in which each scenario gets its own.")] = Path("results"),
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    seed: Annotated[int | None, typer.Option(min=0, help="Same as --set workload.seed=N.")] = None,
+) -> None:
+    """Simulate scenarios: tables, figures and a report for each.
+
+    Examples:
+
+        servecast run quickstart
+
+        servecast run a.yaml b.yaml --jobs 2 --seed 7
+
+        servecast run quickstart --set 'policies[2].max_num_seqs=64' --set seeds=3
+    """
+    from servecast import scenario
+
+    overrides = _overrides(changes)
+    if seed is not None:
+        overrides["workload.seed"] = seed
+    loaded = [scenario.load(name, overrides) for name in scenarios]
+    names = [each.name for each in loaded]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError("scenario.name", f"{name!r} is the name of two scenarios: they would share one folder")
+    incomplete = [each.name for each in loaded if not _run_one(each, out, jobs)]
+    if incomplete:
+        raise typer.Exit(EXIT_INPUT)
+
+
+def _run_one(scenario: Scenario, out: Path, jobs: int) -> bool:
+    """Simulate, write, print; whether every run could be made."""
+    import dataclasses
+
+    from servecast import report, terminal
+    from servecast.planning.sweep import simulate
+    from servecast.scenario import seen_from
+
+    with terminal.progress(scenario.name) as progress:
+        results = simulate(scenario, jobs=jobs, progress=progress)
+    placed = dataclasses.replace(results, scenario=seen_from((out / scenario.name).resolve(), results.scenario))
+    page = report.write(placed, out)
+    terminal.print_results(scenario, results)
+    print(f"report: {page}")
+    for failure in results.failures:
+        print(f"{scenario.name} ({failure.which}): {failure.place}: {failure.problem}", file=sys.stderr)
+    if results.missing:
+        print(f"{scenario.name}: interrupted, {results.missing} runs were not made", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED)
+    return not results.failures
+
+
+@app.command()
+def explain(
+    scenario: Annotated[str | None, typer.Argument(help="File, or name of a shipped scenario.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model instead of a scenario: a name, or a config.json.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device for --model, from its datasheet.")] = None,
+    profile: Annotated[str | None, typer.Option(help="Calibrated device for --model.")] = None,
+    length: Annotated[list[int], typer.Option(min=1, help="Tokens of a sequence; how many fit?")] = [],  # noqa: B006
+    changes: Changes = [],  # noqa: B006
+) -> None:
+    """Show the memory budget line by line, how many sequences fit, and the ridge.
+
+    Without a scenario or a model: the worked numbers (intensity, ridges, memory walls, padding).
+
+    Examples:
+
+        servecast explain
+
+        servecast explain quickstart --length 4096
+
+        servecast explain --model llama-2-7b --device a100-40gb --set engine.gpu_memory_utilization=0.9
+    """
+    from servecast import terminal
+    from servecast.planning import explain as explaining
+
+    if scenario is None and model is None:
+        if device or profile or length or changes:
+            raise InputError("explain", "a scenario or --model is missing: say what to explain")
+        terminal.print_tables(explaining.worked_numbers())
+        return
+    terminal.print_tables(explaining.explain(_explained(scenario, model, device, profile, _overrides(changes)), length))
+
+
+def _explained(
+    name: str | None, model: str | None, device: str | None, profile: str | None, overrides: dict[str, object]
+) -> Scenario:
+    from servecast import scenario
+    from servecast.planning.explain import bare_scenario
+
+    if name is not None:
+        if model or device or profile:
+            raise InputError("explain", f"both a scenario ({name}) and a model or device are given: keep one")
+        return scenario.load(name, overrides)
+    assert model is not None
+    data = bare_scenario(model, device, profile, Path.cwd())
+    return scenario.check(scenario.changed(data, overrides), Path.cwd())
+
+
+@app.command()
+def fit(
+    steps: Annotated[
+        list[Path], typer.Argument(metavar="STEPS", help="Tables of measured steps: .csv, .csv.gz, .parquet.")
+    ],
+    model: Annotated[str, typer.Option(help="Model that ran: a name, or a config.json.")],
+    device: Annotated[str, typer.Option(help="Device it ran on.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Profile to write, calibration/NAME.yaml.")],
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs the model was split over.")] = 1,
+    kv_cache_dtype: Annotated[str | None, typer.Option(help="dtype of the KV cache, if not the model's.")] = None,
+    engine: Annotated[str, typer.Option(help="Engine and version, for the provenance.")] = "",
+    source: Annotated[str, typer.Option(help="Where the measurements come from, for the provenance.")] = "",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the held-out part and the bootstrap.")] = 0,
+) -> None:
+    """Fit a cost model to measured steps and write a profile.
+
+    Examples:
+
+        servecast fit steps.csv --model qwen3-14b --device h100-sxm -o calibration/mine.yaml
+    """
+    from servecast import terminal
+    from servecast.cost import fit as fitting
+    from servecast.cost import profile as profiles
+
+    if output.suffix not in {".yaml", ".yml"}:
+        raise InputError("--output", f"{str(output)!r} is no YAML file: name it like calibration/mine.yaml")
+    if not output.parent.is_dir():
+        raise InputError("--output", f"there is no folder {output.parent}: make it first")
+    fitted = fitting.fit_file(
+        steps,
+        model=model,
+        device=device,
+        name=output.stem,
+        engine=engine,
+        source=source,
+        tensor_parallel=tensor_parallel,
+        kv_dtype=kv_cache_dtype,
+        seed=seed,
+    )
+    profiles.save(fitted, output)
+    told = fitting.report(fitted)
+    terminal.print_tables(told.tables)
+    for note in told.notes:
+        print(note)
+    print(f"profile: {output}")
+
+
+@app.command()
+def trace(
+    file: Annotated[Path, typer.Argument(help="Azure CSV, Mooncake JSONL, or arrival_s,prompt_tokens,output_tokens.")],
+    start_s: Annotated[float, typer.Option(help="Where to begin, in the trace's own seconds.")] = 0.0,
+    duration_s: Annotated[float | None, typer.Option(help="How much to take, in the trace's own seconds.")] = None,
+    rate_scale: Annotated[float, typer.Option(help="2 is twice as fast.")] = 1.0,
+    requests: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
+    max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Leave out longer prompts.")] = None,
+    max_output_tokens: Annotated[int | None, typer.Option(min=1, help="Leave out longer answers.")] = None,
+    format_: Annotated[str | None, typer.Option("--format", help="Format, if its content does not tell.")] = None,
+    time_unit: Annotated[str | None, typer.Option(help="s, ms, us or ns, instead of the format's.")] = None,
+    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Count bad rows, do not stop.")] = False,
+) -> None:
+    """Describe a trace: rows, span, rates, lengths, and what was rejected.
+
+    Examples:
+
+        servecast trace azure.csv
+
+        servecast trace azure.csv --start-s 600 --duration-s 600 --rate-scale 2
+    """
+    from servecast import terminal
+    from servecast.workload.traces.statistics import trace_statistics
+    from servecast.workload.traces.trace_file import TraceFile
+
+    try:
+        source = TraceFile(
+            str(file),
+            start_s=start_s,
+            duration_s=duration_s,
+            rate_scale=rate_scale,
+            max_prompt_tokens=max_prompt_tokens,
+            max_output_tokens=max_output_tokens,
+            format=format_,
+            time_unit=time_unit,
+            on_bad_row="skip" if skip_bad_rows else "error",
+        )
+    except ValueError as error:
+        raise InputError(f"--{str(error).split(maxsplit=1)[0].replace('_', '-')}", str(error)) from None
+    read = source.read(requests)
+    figures = [[key, terminal.plain(value)] for key, value in trace_statistics(read).items() if value is not None]
+    terminal.print_table(f"{file}: {read.report.format}, times in {read.report.time_unit}", ["", ""], figures)
+    for note in (*read.report.notes, *(f"rejected {rejected}" for rejected in read.report.rejected)):
+        print(note)
+
+
+@app.command("list")
+def list_(what: Annotated[Shipped, typer.Argument(help="What to list.")]) -> None:
+    """List what is shipped.
+
+    Examples:
+
+        servecast list models
+
+        servecast list scenarios
+    """
+    from servecast import terminal
+    from servecast.planning.explain import listing
+
+    terminal.print_tables([listing(what.value)])
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a scenario, for editors.
+
+    Examples:
+
+        servecast schema > scenario.schema.json
+    """
+    import json
+
+    from servecast.scenario import Scenario
+
+    print(json.dumps(Scenario.model_json_schema(), indent=2, allow_nan=False))
+
+
+def _overrides(changes: Iterable[str]) -> dict[str, object]:
+    """``key.path=value`` options, each value read as YAML."""
+    from servecast.scenario.document import value
+
+    overrides: dict[str, object] = {}
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals or not key.strip():
+            raise InputError("--set", f"{change!r} has no key and value: write it like engine.block_size=32")
+        overrides[key.strip()] = value(text, f"--set {key.strip()}")
+    return overrides

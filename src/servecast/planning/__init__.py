@@ -1,0 +1,1 @@
+"""Questions of capacity: many runs at once (`sweep`), memory and ridge (`explain`), worked numbers (`lessons`)."""

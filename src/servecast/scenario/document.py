@@ -1,0 +1,145 @@
+"""Reads a scenario's YAML: plain data, and the line on which each key stands.
+
+YAML 1.2 scalars, because those of 1.1 surprise: ``1e9`` is a number here, ``on`` and ``no`` are words, ``010`` is ten
+and ``1:30`` is no number. A key given twice is refused instead of the last one winning.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import yaml
+
+from servecast.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: Where a value stands in a scenario: keys of mappings and positions in lists.
+KeyPath: TypeAlias = tuple[str | int, ...]
+
+
+class Document(NamedTuple):
+    """One YAML file: its ``data``, and the tree of nodes that knows the lines."""
+
+    source: str
+    data: dict[Any, Any]
+    root: yaml.Node
+
+    def line(self, path: KeyPath) -> int | None:
+        """The line of the value at ``path``, or of the nearest key above it; None if it is not in the file at all."""
+        node: yaml.Node = self.root
+        line: int | None = None
+        for part in path:
+            found = _child(node, part)
+            if found is None:
+                break
+            at, node = found
+            line = at
+        return line
+
+
+def read(path: Path) -> Document:
+    """Parse one scenario file. Errors are one line that starts with ``file:line``."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(str(path), f"not text in UTF-8 (byte {error.start}): save it as UTF-8") from None
+    except OSError as error:
+        raise InputError(str(path), f"cannot be read ({error.strerror}): name a scenario file") from None
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        data = loader.construct_document(root) if root is not None else None
+    except _RepeatedKeyError as error:
+        raise InputError(f"{path}:{error.line}", f"key {error.key!r} stands twice in one mapping: keep one") from None
+    except yaml.YAMLError as error:
+        raise InputError(*_syntax(path, error)) from None
+    if root is None or data is None:
+        raise InputError(f"{path}:1", "the file is empty: a scenario names at least a model, a workload and policies")
+    if not isinstance(data, dict):
+        found = "a list" if isinstance(data, list) else repr(data)
+        raise InputError(f"{path}:{root.start_mark.line + 1}", f"{found} is no mapping: write lines of 'key: value'")
+    return Document(str(path), data, root)
+
+
+def value(text: str, place: str) -> object:
+    """The value of an option such as ``--set key=VALUE``, read as the scenario file would read it."""
+    try:
+        return _Loader(text).get_single_data()
+    except (yaml.YAMLError, _RepeatedKeyError):
+        raise InputError(place, f"{text!r} is not a YAML value: quote it") from None
+
+
+class _RepeatedKeyError(Exception):
+    def __init__(self, key: object, line: int) -> None:
+        super().__init__(key)
+        self.key = key
+        self.line = line
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader with the scalars of YAML 1.2 and no repeated keys."""
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012 (the loader's own protocol)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge" or not isinstance(key_node, yaml.ScalarNode):
+                continue
+            if key_node.value in seen:
+                raise _RepeatedKeyError(key_node.value, key_node.start_mark.line + 1)
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    return int(str(node.value).replace("_", ""))
+
+
+def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
+    return float(str(node.value).replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+_SCALARS = {
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "int": (r"[-+]?[0-9][0-9_]*", list("-+0123456789")),
+    "float": (
+        r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))([eE][-+]?[0-9]+)?|[-+]?\.?(inf|Inf|INF)|\.?(nan|NaN|NAN)",
+        list("-+.0123456789iInN"),
+    ),
+    "merge": (r"<<", ["<"]),
+}
+for _tag, (_pattern, _first) in _SCALARS.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+_Loader.add_constructor("tag:yaml.org,2002:float", _number)
+
+
+def _child(node: yaml.Node, part: str | int) -> tuple[int, yaml.Node] | None:
+    """The line of a key (or list position) in ``node``, and the node of its value."""
+    if isinstance(node, yaml.MappingNode):
+        for key_node, value_node in node.value:
+            if isinstance(key_node, yaml.ScalarNode) and key_node.value == str(part):
+                return key_node.start_mark.line + 1, value_node
+    elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        item = node.value[part]
+        return item.start_mark.line + 1, item
+    return None
+
+
+def _syntax(path: Path, error: yaml.YAMLError) -> tuple[str, str]:
+    """Place and problem of a YAML error, on one line."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    place = f"{path}:{mark.line + 1}" if mark is not None else str(path)
+    problem = " ".join(str(getattr(error, "problem", None) or getattr(error, "reason", None) or error).split())
+    if "'\\t'" in problem:
+        return place, "a tab stands where YAML wants spaces: indent with spaces"
+    if "expected a single document" in str(error):
+        return place, "a second document starts here ('---'): one file holds one scenario"
+    if "could not determine a constructor" in problem:
+        return place, f"{problem}: a scenario is plain data, take the '!' tag out"
+    return place, f"not YAML ({problem}): check colons, brackets, quotes and the indent of this line"

@@ -1,0 +1,134 @@
+"""From a file (or the name of a shipped scenario) to a checked `Scenario`, and from that to the points of its sweep."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import ValidationError
+
+from servecast import resources
+from servecast.errors import InputError
+from servecast.scenario import document, keypath
+from servecast.scenario.remedies import input_error
+from servecast.scenario.schema import Scenario
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from servecast.scenario.document import Document, KeyPath
+
+
+class Point(NamedTuple):
+    """One point of a sweep with one seed: a scenario without sweep and seeds.
+
+    label : ``rate_rps=8`` or, without a sweep, the empty text
+    swept : the value of each swept key path
+    """
+
+    label: str
+    swept: dict[str, Any]
+    seed: int
+    scenario: Scenario
+
+
+def load(path: str | Path, overrides: Mapping[str, object] | None = None) -> Scenario:
+    """Read and check a scenario. ``overrides`` (key path -> value) win over the file, and the file over the defaults.
+
+    Every point of the sweep is checked too, so that a run does not fail halfway for a typing mistake.
+    """
+    file = find(path)
+    read = document.read(file)
+    overrides = overrides or {}
+    data = changed(read.data, overrides)
+    scenario = check(data, file.parent, read, [keypath.parse(key, f"--set {key}") for key in overrides])
+    points(scenario)
+    return scenario
+
+
+def changed(data: Mapping[str, Any], overrides: Mapping[str, object]) -> dict[str, Any]:
+    """A copy of plain data with the values at some key paths replaced."""
+    copied = copy.deepcopy(dict(data))
+    for key, value in overrides.items():
+        keypath.assign(copied, keypath.parse(key, f"--set {key}"), value, f"--set {key}")
+    return copied
+
+
+def find(path: str | Path) -> Path:
+    """The file of a scenario: the path itself, else the shipped scenario of that name."""
+    file = Path(path)
+    if file.is_file():
+        return file
+    shipped = names()
+    name = str(path).removesuffix(".yaml").removeprefix("scenarios/")
+    if name in shipped:
+        return resources.directory("scenarios") / f"{name}.yaml"
+    near = difflib.get_close_matches(name, shipped, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"give a path, or one of {', '.join(shipped)}"
+    problem = (
+        "is a folder, not a scenario file" if file.is_dir() else "no such file, and no shipped scenario of that name"
+    )
+    raise InputError(str(path), f"{problem}: {hint}")
+
+
+def names() -> list[str]:
+    """Names of the shipped scenarios."""
+    return sorted(file.stem for file in resources.directory("scenarios").glob("*.yaml"))
+
+
+def check(
+    data: Mapping[str, Any], folder: Path, source: Document | None = None, overridden: Sequence[KeyPath] = ()
+) -> Scenario:
+    """A scenario from plain data: of ``source``, but for ``overridden`` key paths; paths are relative to ``folder``."""
+    try:
+        return Scenario.model_validate(data, context={"folder": folder})
+    except ValidationError as error:
+        raise input_error(error, Scenario, data, source, overridden) from None
+
+
+def points(scenario: Scenario) -> list[Point]:
+    """The grid of the sweep, the last key fastest, and each point with every seed."""
+    data = scenario.model_dump(mode="python", exclude={"sweep", "seeds"}, exclude_unset=True)
+    grid = itertools.product(*scenario.sweep.values())
+    found = []
+    for values in grid:
+        swept = dict(zip(scenario.sweep, values, strict=True))
+        at_point = _at(data, swept) if swept else scenario.model_copy(update={"sweep": {}, "seeds": 1})
+        first = at_point.workload.seed
+        for seed in range(first, first + scenario.seeds):
+            workload = at_point.workload.model_copy(update={"seed": seed})
+            found.append(Point(_label(swept), swept, seed, at_point.model_copy(update={"workload": workload})))
+    return found
+
+
+def _at(data: dict[str, Any], swept: dict[str, Any]) -> Scenario:
+    changed = _mutable(data)
+    for key, value in swept.items():
+        place = f"scenario.sweep.{key}"
+        parts = keypath.parse(key, place)
+        if parts[0] in {"sweep", "seeds", "name"}:
+            raise InputError(place, f"{parts[0]} cannot be swept: take it out")
+        keypath.assign(changed, parts, value, place)
+    try:
+        return check(changed, Path())
+    except InputError as error:
+        raise InputError("scenario.sweep", f"at {_label(swept)}: {error}") from None
+
+
+def _mutable(data: Any) -> Any:
+    """A copy with lists for tuples, as a file has them."""
+    if isinstance(data, dict):
+        return {key: _mutable(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_mutable(item) for item in data]
+    return data
+
+
+def _label(swept: Mapping[str, Any]) -> str:
+    """``rate_rps=8, batch_size=16``: the last name of each key path is enough unless two end alike."""
+    last = [key.rsplit(".", 1)[-1] for key in swept]
+    names = [short if last.count(short) == 1 else key for key, short in zip(swept, last, strict=True)]
+    return ", ".join(f"{name}={value}" for name, value in zip(names, swept.values(), strict=True))

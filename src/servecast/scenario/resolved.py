@@ -1,0 +1,70 @@
+"""A scenario with every default that took effect: what is written beside the results, and can be run again."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from servecast.scenario.loading import points
+from servecast.scenario.serving import plan, serving, step_set_aside
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from servecast.memory import MemoryPlan
+    from servecast.scenario.schema import Scenario
+
+GIB = 1 << 30
+
+
+def resolved(scenario: Scenario, shown: Scenario | None = None) -> dict[str, Any]:
+    """The scenario as plain data, paths absolute. What follows from it stands under ``derived``.
+
+    shown : the point of the sweep that ``derived`` is about; the first by default
+    ``derived`` is for people to read: a scenario that is loaded again ignores it and derives it anew.
+
+    Raises InputError where the point's names or its memory cannot be.
+    """
+    data: dict[str, Any] = scenario.model_dump(mode="json")
+    first = shown or points(scenario)[0].scenario
+    served = serving(first)
+    data["engine"]["gpu_memory_utilization"] = scenario.engine.gpu_memory_utilization or served.memory_share
+    data["engine"]["tensor_parallel_size"] = scenario.engine.tensor_parallel_size or served.tensor_parallel
+    plans = {
+        label: _budget(plan(first, served, step_set_aside(entry.build())))
+        for label, entry in zip(scenario.labels(), first.policies, strict=True)
+    }
+    data["derived"] = {
+        "model_parameters": served.model.parameters(),
+        "device": served.device.name,
+        "cost_model": served.cost.name,
+        "calibrated": served.cost.calibrated,
+        "memory": plans,
+    }
+    return data
+
+
+def _budget(planned: MemoryPlan) -> dict[str, Any]:
+    return {
+        "kv_blocks": planned.kv_blocks,
+        "kv_tokens": planned.kv_tokens,
+        "max_model_len": planned.max_model_len,
+        "kv_cache_dtype": planned.kv_dtype,
+        "usable_gib": round(planned.usable_bytes / GIB, 3),
+        "weights_gib": round(planned.weight_bytes / GIB, 3),
+        "activations_gib": round(planned.activation_bytes / GIB, 3),
+        "overhead_gib": round(planned.overhead_bytes / GIB, 3),
+        "kv_gib": round(planned.kv_bytes / GIB, 3),
+    }
+
+
+def seen_from(folder: Path, data: Any) -> Any:
+    """A copy of plain data in which absolute paths are relative to ``folder``."""
+    if isinstance(data, dict):
+        return {key: seen_from(folder, value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [seen_from(folder, value) for value in data]
+    if isinstance(data, str) and data.startswith("/"):
+        path = os.path.relpath(data, folder)
+        return path if path.startswith("..") else f"./{path}"
+    return data

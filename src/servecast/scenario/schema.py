@@ -1,0 +1,301 @@
+"""The shape of a scenario file: what may be said, in which units, within which ranges.
+
+Units stand in the keys (``_s``, ``_rps``, ``_tokens``), so values are bare numbers. Arrivals, lengths and policies are
+not described again here: each is a dataclass of its own part, and its fields are its schema.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+
+from servecast.policies import POLICIES
+from servecast.scenario.sections import Described, Section, described, listed, one_of, refuse
+from servecast.workload import arrivals as arrival_processes
+from servecast.workload import lengths as length_laws
+from servecast.workload.traces.trace_file import TraceFile
+
+if TYPE_CHECKING:
+    from servecast.policies import Policy
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+def _existing(text: str, info: ValidationInfo) -> str:
+    """An absolute path of a file that is there: variables and ``~`` expanded, relative to the scenario's folder."""
+    full = os.path.expanduser(os.path.expandvars(text))  # noqa: PTH111 (variables first, then what they hold)
+    unset = re.search(r"\$\{?(\w+)\}?", full)
+    if unset:
+        raise refuse(f"the environment variable {unset[1]} is not set; set it, or write the path out")
+    path = (Path((info.context or {}).get("folder", ".")) / full).resolve()
+    if not path.is_file():
+        raise refuse(f"no such file ({path}); give a path relative to the scenario file, or an absolute one")
+    return str(path)
+
+
+def _name_or_path(text: str, info: ValidationInfo) -> str:
+    """A path where it looks like one (a slash alone does not: ``Qwen/Qwen3-14B`` is a name), else a name."""
+    looks = text.startswith(("/", "./", "../", "~", "$")) or text.endswith((".json", ".yaml", ".yml"))
+    return _existing(text, info) if looks else text
+
+
+FilePath: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_existing)]
+NameOrPath: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_name_or_path)]
+Name: TypeAlias = Annotated[str, Field(min_length=1)]
+Count: TypeAlias = Annotated[int, Field(ge=1)]
+Positive: TypeAlias = Annotated[float, Field(gt=0)]
+NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
+#: ``inf`` is a rate at which everything arrives at once.
+Rate: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=True)]
+
+# --- engine ---------------------------------------------------------------------------------------------------------
+
+
+class Engine(Section):
+    """The serving engine's own settings, named as vLLM names them."""
+
+    like: str = Field(
+        "vllm-0.23", pattern=r"^vllm-\d+\.\d+(\.\d+)?$", description="engine whose defaults are taken, as in vllm-0.23"
+    )
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="share of the device memory the engine may use, a fraction; null: the version's default"
+    )
+    block_size: Count = Field(16, description="tokens per KV block")
+    kv_blocks: Count | None = Field(None, description="usable KV blocks, instead of what the memory gives")
+    max_model_len: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="longest prompt plus answer in tokens; null: the model's, or what the KV cache holds if less"
+    )
+    kv_cache_dtype: Literal["auto", "bf16", "fp16", "fp8", "fp32"] = Field("auto", description="auto: the model's own")
+    tensor_parallel_size: Count | None = Field(None, description="GPUs for the model; null: the profile's, or 1")
+    restart_s: NotNegative = Field(30.0, description="seconds the engine is down after running out of memory")
+    enforce_eager: bool = Field(False, description="true: no CUDA graphs, and no memory for them")
+
+
+# --- workload -------------------------------------------------------------------------------------------------------
+
+
+class EmpiricalLength(Section):
+    """Lengths from quantiles: one side of a shipped table, or a table written out."""
+
+    kind: Literal["empirical"]
+    name: Name | None = Field(None, description="shipped quantiles: azure-conv-2023, azure-code-2023")
+    percentiles: listed(float) | None = Field(None, description="rising from 0 to 100")  # type: ignore[valid-type]
+    tokens: listed(float) | None = Field(None, description="the length at each percentile")  # type: ignore[valid-type]
+
+    @model_validator(mode="after")
+    def _one_table(self) -> EmpiricalLength:
+        own = self.percentiles is not None or self.tokens is not None
+        if (self.name is None) == (not own) or (own and (self.percentiles is None or self.tokens is None)):
+            raise refuse("one table is wanted: give name (azure-conv-2023), or both percentiles and tokens")
+        if own:
+            try:
+                length_laws.Empirical(self.percentiles or (), self.tokens or ())
+            except ValueError as error:
+                raise refuse(str(error)) from None
+        return self
+
+
+class Empirical(Section):
+    """Prompts and answers of a shipped table of quantiles, drawn independently."""
+
+    kind: Literal["empirical"]
+    name: Name = Field(description="shipped quantiles: azure-conv-2023, azure-code-2023")
+
+
+class Pairs(Section):
+    """Prompts and answers drawn together, as the rows of a trace have them."""
+
+    kind: Literal["trace"]
+    path: FilePath = Field(description="trace whose rows give the pairs")
+    max_prompt_tokens: Count | None = Field(None, description="leave out rows with longer prompts")
+    max_output_tokens: Count | None = Field(None, description="leave out rows with longer answers")
+
+
+if TYPE_CHECKING:
+    Arrivals: TypeAlias = Described
+    Length: TypeAlias = Described | EmpiricalLength
+    Lengths: TypeAlias = Empirical | Pairs
+    Trace: TypeAlias = Described
+else:
+    Arrivals = one_of(
+        described(arrival_processes.Poisson, kind="poisson", rate_rps=Rate),
+        described(arrival_processes.Gamma, kind="gamma", rate_rps=Rate, burstiness=Rate),
+        described(arrival_processes.Constant, kind="constant", rate_rps=Rate),
+        described(arrival_processes.Burst, kind="burst"),
+        described(arrival_processes.Closed, kind="closed"),
+    )
+    Length = one_of(
+        described(length_laws.Fixed, kind="fixed"),
+        described(length_laws.Uniform, kind="uniform"),
+        described(length_laws.Lognormal, kind="lognormal"),
+        EmpiricalLength,
+    )
+    Lengths = one_of(Empirical, Pairs)
+    Trace = described(TraceFile, path=FilePath)
+
+
+class Workload(Section):
+    """What arrives: arrivals and lengths, or a trace."""
+
+    arrivals: Arrivals | None = Field(None, description="when requests come: poisson, gamma, constant, burst or closed")
+    lengths: Lengths | None = Field(None, description="prompt and output lengths together")
+    prompt_tokens: Length | None = Field(None, description="prompt lengths, instead of lengths")
+    output_tokens: Length | None = Field(None, description="output lengths, instead of lengths")
+    trace: Trace | None = Field(None, description="a recorded trace, instead of arrivals and lengths")
+    requests: Count | None = Field(None, description="how many requests; of a trace, the first so many (null: all)")
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of arrivals and lengths")
+    max_in_flight: Count | None = Field(None, description="the client holds back what exceeds so many at the server")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Workload:
+        sources = ("arrivals", "lengths", "prompt_tokens", "output_tokens")
+        given = [key for key in sources if getattr(self, key) is not None]
+        if self.trace is not None:
+            if given:
+                raise refuse(f"a trace has its own arrivals and lengths: take out {' and '.join(given)}, or the trace")
+            return self
+        if self.arrivals is None:
+            raise refuse("nothing arrives: give arrivals, like {kind: poisson, rate_rps: 8}, or a trace")
+        if self.lengths is not None and len(given) > 2:
+            raise refuse("lengths are given twice: keep lengths, or prompt_tokens and output_tokens")
+        if self.lengths is None and len(given) < 3:
+            raise refuse("lengths are missing: give lengths, or both prompt_tokens and output_tokens")
+        if self.requests is None:
+            raise refuse("requests is missing: say how many, like requests: 1000")
+        return self
+
+
+# --- targets and prices ---------------------------------------------------------------------------------------------
+
+
+class Slo(Section):
+    """Service level objectives: a request is good if it meets every target given."""
+
+    ttft_s: Positive | None = Field(None, description="time to first token [s]")
+    tpot_s: Positive | None = Field(None, description="time per output token after the first [s]")
+    e2e_s: Positive | None = Field(None, description="arrival to last token [s]")
+    single_token: Literal["pass", "fail", "exclude"] = Field("pass", description="a one-token answer under tpot_s")
+
+    @model_validator(mode="after")
+    def _some_target(self) -> Slo:
+        if self.ttft_s is None and self.tpot_s is None and self.e2e_s is None:
+            raise refuse("no target is given: add ttft_s, tpot_s or e2e_s, or take slo out")
+        return self
+
+
+class Cost(Section):
+    """What the user pays. No price ships as a fact."""
+
+    usd_per_gpu_hour: NotNegative = Field(description="US dollars for one GPU for one hour")
+
+
+# --- policies -------------------------------------------------------------------------------------------------------
+
+
+class PolicyEntry(Described):
+    """One policy of the list: its ``kind``, the fields of its dataclass, and an optional name."""
+
+    name: Name | None = Field(None, description="unique name in tables and figures")
+
+    if TYPE_CHECKING:
+        kind: str
+
+        def build(self) -> Policy: ...
+
+
+_POLICY_SECTIONS = [described(policy, kind=kind, above=PolicyEntry) for kind, policy in POLICIES.items()]
+
+if TYPE_CHECKING:
+    AnyPolicy: TypeAlias = PolicyEntry
+    Policies: TypeAlias = tuple[PolicyEntry, ...]
+    Values: TypeAlias = tuple[Any, ...]
+else:
+    AnyPolicy = one_of(*_POLICY_SECTIONS)
+    Policies = listed(AnyPolicy)
+    Values = listed(Any)
+
+
+def policy_keys(kind: str) -> list[tuple[str, str, str]]:
+    """Key, default and meaning of each parameter of a policy."""
+    from pydantic_core import PydanticUndefined
+
+    section = next(s for s in _POLICY_SECTIONS if s.described_by is POLICIES[kind])
+    return [
+        (key, "" if field.default is PydanticUndefined else str(field.default), field.description or "")
+        for key, field in section.model_fields.items()
+        if key not in {"kind", "name"}
+    ]
+
+
+# --- the whole ------------------------------------------------------------------------------------------------------
+
+
+class Scenario(Section):
+    """One scenario: a model on a device, a workload, the policies to compare."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="name of the results folder: letters, digits, . _ -"
+    )
+    model: NameOrPath = Field(description="catalogue name (servecast list models) or the path of a config.json")
+    profile: NameOrPath | None = Field(
+        None, description="calibrated device: a name (servecast list profiles) or the path of a profile"
+    )
+    device: NameOrPath | None = Field(
+        None, description="datasheet device, an uncalibrated roofline: a name (servecast list devices) or a path"
+    )
+    engine: Engine = Field(default_factory=lambda: Engine.model_validate({}), description="engine settings")
+    workload: Workload = Field(description="what arrives")
+    policies: Policies = Field(description="policies to compare")
+    slo: Slo | None = Field(None, description="latency targets")
+    cost: Cost | None = Field(None, description="price of the hardware")
+    sweep: dict[str, Values] = Field(default_factory=dict, description="key path: list of values; several make a grid")
+    seeds: Count = Field(1, description="repeats with workload.seed, +1, +2, ...")
+    horizon_s: Positive | None = Field(None, description="stop after so many seconds; null: when all is answered")
+    warmup_s: NotNegative | None = Field(None, description="seconds left out at the start; null: the whole run counts")
+    derived: dict[str, Any] | None = Field(
+        None, exclude=True, description="written beside results for people to read; ignored when read back"
+    )
+    cooldown_s: NotNegative | None = Field(None, description="seconds left out before the last arrival")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_default(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if value is not None or key not in {"engine", "sweep"}}
+
+    @model_validator(mode="after")
+    def _one_device(self) -> Scenario:
+        if (self.profile is None) == (self.device is None):
+            given = "profile and device are both given" if self.profile else "neither profile nor device is given"
+            raise refuse(f"{given}: name a profile (calibrated), or a device (datasheet) and no profile")
+        return self
+
+    @model_validator(mode="after")
+    def _labels_differ(self) -> Scenario:
+        first: dict[str, int] = {}
+        for at, label in enumerate(self.labels()):
+            if label in first:
+                place = ("policies", at, "name")
+                raise refuse(
+                    f"policies[{first[label]}] is called that too; give each a name of its own", place, value=label
+                )
+            first[label] = at
+        return self
+
+    def labels(self) -> list[str]:
+        """What each policy is called: its name, else its kind with what tells it from others of that kind."""
+        labels = []
+        for entry in self.policies:
+            alike = [other.parameters() for other in self.policies if other.kind == entry.kind and other.name is None]
+            parts = [
+                f"{key}={value}"
+                for key, value in entry.parameters().items()
+                if any(other[key] != value for other in alike)
+            ]
+            labels.append(entry.name or " ".join([entry.kind, *parts]))
+        return labels

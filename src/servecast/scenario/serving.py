@@ -1,0 +1,148 @@
+"""What stands behind a scenario's names: the model, the device, what steps cost, and the memory each policy gets."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from servecast import memory
+from servecast.cost import profile as profiles
+from servecast.cost.roofline import Roofline
+from servecast.errors import InputError
+from servecast.policies import Continuous
+from servecast.policies.closed import ClosedBatch
+from servecast.specs import catalogue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from servecast.cost.model import CostModel
+    from servecast.cost.profile import Profile
+    from servecast.memory import MemoryPlan
+    from servecast.policies import Policy
+    from servecast.scenario.schema import Scenario
+    from servecast.specs.device import DeviceSpec
+    from servecast.specs.model import ModelSpec
+
+Found = TypeVar("Found")
+
+
+class Serving(NamedTuple):
+    """A model on its GPUs. ``kv_dtype`` None is the model's own; ``memory_share`` is gpu_memory_utilization."""
+
+    model: ModelSpec
+    device: DeviceSpec
+    cost: CostModel
+    tensor_parallel: int
+    kv_dtype: str | None
+    memory_share: float
+    profile: Profile | None = None
+
+
+def serving(scenario: Scenario) -> Serving:
+    """The objects that a scenario names.
+
+    Raises InputError for an unknown name, and for a profile measured with another model or another split.
+    """
+    engine = scenario.engine
+    kv_dtype = None if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
+    model = _placed("scenario.model", lambda: catalogue.model(scenario.model))
+    if scenario.profile is None:
+        device = _placed("scenario.device", lambda: catalogue.device(str(scenario.device)))
+        split = engine.tensor_parallel_size or 1
+        roofline = _placed("scenario.device", lambda: Roofline(model, device, split, kv_dtype))
+        return Serving(model, device, roofline, split, kv_dtype, _memory_share(scenario, device))
+    profile = _placed("scenario.profile", lambda: profiles.load(str(scenario.profile)))
+    device = _placed("scenario.profile", lambda: catalogue.device(profile.device))
+    split = engine.tensor_parallel_size or profile.tensor_parallel
+    _placed("scenario.profile", lambda: profile.require(model.name, split, kv_dtype))
+    return Serving(model, device, profile.cost(), split, kv_dtype, _memory_share(scenario, device), profile)
+
+
+def _memory_share(scenario: Scenario, device: DeviceSpec) -> float:
+    engine = scenario.engine
+    return engine.gpu_memory_utilization or memory.engine_defaults(device, engine.like).gpu_memory_utilization
+
+
+def step_set_aside(policy: Policy) -> tuple[int, int]:
+    """Tokens and sampled rows of the step whose activations a policy sets memory aside for.
+
+    Continuous batching sets aside a full step's, as vLLM does. A closed batch sets aside those of one token for each
+    row: what its prompts need beyond that, it must find beside their KV (`activation_blocks`).
+    """
+    if isinstance(policy, ClosedBatch):
+        return policy.batch_size, policy.batch_size
+    assert isinstance(policy, Continuous)
+    return policy.max_num_batched_tokens, policy.max_num_seqs
+
+
+def require_whole_prompts_fit(policy: Policy, planned: MemoryPlan, place: str) -> None:
+    """Without chunked prefill a prompt that exceeds the budget would wait for ever, and all behind it.
+
+    Raises InputError, as vLLM refuses to start then.
+    """
+    if isinstance(policy, Continuous) and not policy.enable_chunked_prefill:
+        budget, longest = policy.max_num_batched_tokens, min(planned.max_model_len, planned.kv_tokens)
+        if budget < longest:
+            problem = (
+                f"{budget} is less than max_model_len {longest}: without chunked prefill a prompt must fit one step; "
+                f"give at least {longest}, set engine.max_model_len lower, or enable_chunked_prefill: true"
+            )
+            raise InputError(f"{place}.max_num_batched_tokens", problem)
+
+
+def plan(scenario: Scenario, served: Serving, step: tuple[int, int]) -> MemoryPlan:
+    """The memory that is left when the activations of ``step`` (tokens, sampled rows) are set aside.
+
+    Raises InputError, with vLLM's own start-up errors among others.
+    """
+    tokens, rows = step
+    engine = scenario.engine
+    return _placed(
+        "scenario.engine",
+        lambda: memory.plan(
+            served.model,
+            served.device,
+            gpu_memory_utilization=served.memory_share,
+            block_size=engine.block_size,
+            max_num_batched_tokens=tokens,
+            max_num_seqs=rows,
+            kv_dtype=served.kv_dtype,
+            tensor_parallel=served.tensor_parallel,
+            kv_blocks=engine.kv_blocks,
+            max_model_len=engine.max_model_len,
+            enforce_eager=engine.enforce_eager,
+        ),
+    )
+
+
+def activation_blocks(scenario: Scenario, served: Serving, planned: MemoryPlan) -> Callable[[int], int]:
+    """KV blocks' worth of memory that a step of so many tokens needs beyond what the plan has set aside.
+
+    With ``kv_blocks`` given, memory that the cache leaves unused is there for activations too.
+    """
+    set_aside = planned.activation_bytes
+    if scenario.engine.kv_blocks is not None:
+        spoken_for = planned.weight_bytes + planned.activation_bytes + planned.overhead_bytes + planned.kv_bytes
+        set_aside += max(0.0, planned.usable_bytes - spoken_for)
+
+    @lru_cache(maxsize=4096)
+    def blocks(tokens: int) -> int:
+        beyond = planned.activation_bytes_of(tokens) - set_aside
+        return math.ceil(beyond / planned.block_bytes) if beyond > 0 else 0
+
+    return blocks
+
+
+def _placed(place: str, find: Callable[[], Found]) -> Found:
+    """What ``find`` gives; its InputError is placed in the scenario, unless it knows a file of its own."""
+    try:
+        return find()
+    except InputError as error:
+        if error.place.startswith(("engine.", "model")):
+            place = f"scenario.{error.place}"
+        elif Path(error.place.split(":")[0]).is_file():
+            place = error.place
+        raise InputError(place, error.problem) from None

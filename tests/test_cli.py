@@ -1,0 +1,402 @@
+"""The command line: what it prints, where it puts things, and how it ends."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from servecast import cli, terminal
+from servecast.planning.sweep import Progress
+
+HEAVY = ("torch", "pandas", "matplotlib", "scipy", "numpy", "yaml", "simpy", "joblib", "jinja2", "pyarrow")
+
+TINY = """\
+name: tiny
+model: llama-3.1-8b
+device: a100-80gb
+workload:
+  arrivals: {kind: poisson, rate_rps: 4}
+  prompt_tokens: {kind: fixed, tokens: 100}
+  output_tokens: {kind: fixed, tokens: 10}
+  requests: 12
+  seed: 1
+policies:
+  - {kind: static, batch_size: 4}
+  - {kind: continuous}
+slo: {ttft_s: 1.0}
+cost: {usd_per_gpu_hour: 2}
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "tiny.yaml"
+    file.write_text(TINY)
+    return file
+
+
+def command(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as end:
+        cli.main([str(argument) for argument in arguments])
+    return int(end.value.code or 0)
+
+
+def process(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
+    code = [sys.executable, "-m", "servecast", *map(str, arguments)]
+    return subprocess.run(code, capture_output=True, text=True, check=False, timeout=120, **options)
+
+
+def rows_of(path) -> list[list[str]]:
+    opened = gzip.open if str(path).endswith(".gz") else open
+    with opened(path, "rt", newline="") as file:
+        return list(csv.reader(file))
+
+
+# --- help ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["explain", "-h"]])
+def test_help_shows_examples_and_imports_nothing_heavy(arguments):
+    """Speed by what is loaded, never by a clock."""
+    code = f"""
+import sys
+from servecast.cli import main
+try:
+    main({arguments!r})
+except SystemExit as end:
+    assert not end.code, end.code
+print(sorted(set({HEAVY!r}) & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "servecast " in done.stdout
+    assert "Examples" in done.stdout
+    assert done.stdout.strip().splitlines()[-1] == "[]"
+
+
+def test_importing_the_package_is_as_light():
+    code = f"import sys, servecast, servecast.report; print(sorted(set({HEAVY!r}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert set(json.loads(done.stdout.replace("'", '"'))) <= {"numpy"}
+
+
+@pytest.mark.parametrize("name", ["run", "explain", "fit", "trace", "list", "schema"])
+def test_every_command_has_an_example(name, capsys):
+    assert command(name, "--help") == 0
+    assert f"servecast {name}" in capsys.readouterr().out
+
+
+# --- run -------------------------------------------------------------------------------------------------------------
+
+
+def test_run_writes_results_and_compares(tiny, capsys):
+    assert command("run", tiny) == 0
+    shown = capsys.readouterr().out
+    for said in ("uncalibrated", "gpu_memory_utilization 0.92", "max_num_batched_tokens 8,192", "seed 1", "KV blocks"):
+        assert said in shown
+    assert "enable_chunked_prefill true" in shown  # BLK-15
+    assert shown.rstrip().endswith("report: results/tiny/report.html")
+    folder = Path("results/tiny")
+    assert {"scenario.yaml", "summary.csv", "requests.csv.gz", "decisions.csv.gz", "report.html"} <= {
+        file.name for file in folder.iterdir()
+    }
+    header, *rows = rows_of(folder / "summary.csv")
+    assert header[:2] == ["policy", "seed"]
+    assert [row[:2] for row in rows] == [["static", "1"], ["continuous", "1"]]
+
+
+def test_the_written_scenario_gives_the_same_summary(tiny):
+    assert command("run", tiny, "--out", "first") == 0
+    assert command("run", "first/tiny/scenario.yaml", "--out", "second") == 0
+    for name in ("scenario.yaml", "summary.csv"):
+        assert Path(f"first/tiny/{name}").read_bytes() == Path(f"second/tiny/{name}").read_bytes()
+
+
+def test_the_option_seed_wins_and_is_echoed(tiny, capsys):
+    """CFG-01."""
+    assert command("run", tiny, "--seed", 2, "--set", "workload.seed=3") == 0
+    assert "seed 2" in capsys.readouterr().out
+    assert yaml.safe_load(Path("results/tiny/scenario.yaml").read_text())["workload"]["seed"] == 2
+
+
+def test_swept_keys_and_seeds_are_columns_in_order(tiny):
+    sweep = "sweep={workload.arrivals.rate_rps: [2, 4], 'policies[*].batch_size': [2, 4]}"
+    assert command("run", tiny, "--set", sweep, "--set", "seeds=2") == 0
+    header, *rows = rows_of("results/tiny/summary.csv")
+    keys = ["policy", "workload.arrivals.rate_rps", "policies[*].batch_size", "seed"]
+    assert header[:4] == keys
+    assert [tuple(row[:4]) for row in rows] == [
+        (policy, rate, size, seed)
+        for rate in ("2", "4")
+        for size in ("2", "4")
+        for seed in ("1", "2")
+        for policy in ("static", "continuous")
+    ]
+    requests = rows_of("results/tiny/requests.csv.gz")
+    assert requests[0][:5] == [*keys, "id"]
+    assert len(requests) == 1 + 16 * 12
+
+
+def test_jobs_change_nothing(tiny):
+    for jobs, out in ((1, "one"), (2, "two")):
+        assert command("run", tiny, "--set", "sweep={workload.requests: [5, 7]}", "--jobs", jobs, "--out", out) == 0
+    for name in ("summary.csv", "requests.csv.gz", "decisions.csv.gz", "scenario.yaml"):
+        assert Path(f"one/tiny/{name}").read_bytes() == Path(f"two/tiny/{name}").read_bytes()
+
+
+def test_hash_seed_and_locale_change_nothing(tiny, tmp_path):
+    """CFG-07, CFG-12."""
+    made = []
+    for at, (seed, locale) in enumerate((("0", "C"), ("1", "de_DE.UTF-8"))):
+        env = {**os.environ, "PYTHONHASHSEED": seed, "LC_ALL": locale}
+        done = process("run", tiny, "--out", tmp_path / str(at), env=env)
+        assert done.returncode == 0, done.stderr
+        made.append({f.name: f.read_bytes() for f in (tmp_path / str(at) / "tiny").iterdir()})
+    assert made[0].keys() == made[1].keys()
+    for name in ("summary.csv", "requests.csv.gz", "decisions.csv.gz", "scenario.yaml", "report.html"):
+        assert made[0][name] == made[1][name], name
+
+
+def test_a_point_that_cannot_be_is_told_and_the_others_are_kept(tiny, capsys):
+    assert command("run", tiny, "--set", "sweep={engine.gpu_memory_utilization: [0.1, 0.9]}") == 2
+    caught = capsys.readouterr()
+    assert caught.err.count("No available memory for the cache blocks") == 2
+    assert "gpu_memory_utilization=0.1" in caught.err
+    assert len(Path("results/tiny/summary.csv").read_text().splitlines()) == 1 + 2
+    assert "Not run (static, gpu_memory_utilization=0.1, seed 1)" in caught.out
+
+
+def test_bad_input_is_one_line_and_two(tiny, capsys):
+    for arguments in (
+        ["run", tiny, "--set", "policies[0].batch_size=0"],
+        ["run", tiny, "--set", "engine.gpu_memory_utilization=0.1"],
+        ["run", tiny, "--set", "nothing"],
+        ["run", tiny, "--set", "a=[1"],
+        ["run", "nowhere.yaml"],
+        ["run", tiny, tiny],
+        ["explain", "--device", "a100-80gb"],
+        ["explain", tiny, "--model", "llama-2-7b"],
+        ["explain", "--model", "llama-2-7b"],
+        ["explain", "--model", "llama-2-8b", "--device", "a100-80gb"],
+        ["trace", "nowhere.csv"],
+        ["trace", tiny, "--rate-scale", "0"],
+        ["fit", "nowhere.csv", "--model", "qwen3-14b", "--device", "h100-sxm", "-o", "x.json"],
+        ["fit", "nowhere.csv", "--model", "qwen3-14b", "--device", "h100-sxm", "-o", "no/x.yaml"],
+        ["fit", "nowhere.csv", "--model", "qwen3-14b", "--device", "h100-sxm", "-o", "x.yaml"],
+    ):
+        assert command(*arguments) == 2, arguments
+        caught = capsys.readouterr()
+        assert caught.out == ""
+        assert len(caught.err.splitlines()) == 1, caught.err
+        assert ": " in caught.err
+    assert not Path("results").exists()
+
+
+def test_wrong_options_are_usage_errors(tiny, capsys):
+    assert command("run") == 2
+    assert command("run", tiny, "--jobs", 0) == 2
+    assert command("list", "everything") == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_interrupted_with_nothing_made(tiny, capsys, monkeypatch):
+    from servecast.planning import sweep
+
+    monkeypatch.setattr(sweep, "run", lambda point, at, *rest: _interrupt())
+    assert command("run", tiny) == 130
+    assert "Traceback" not in capsys.readouterr().err
+    assert not Path("results").exists()
+
+
+def test_interrupted_keeps_what_was_made(tiny, capsys, monkeypatch):
+    from servecast.planning import sweep
+
+    made = sweep.run
+    monkeypatch.setattr(sweep, "run", lambda point, at, *rest: made(point, at, *rest) if at == 0 else _interrupt())
+    assert command("run", tiny) == 130
+    caught = capsys.readouterr()
+    assert "interrupted, 1 runs were not made" in caught.err
+    assert "Interrupted: 1 of 2 runs were not made." in caught.out
+    assert len(Path("results/tiny/summary.csv").read_text().splitlines()) == 2
+
+
+def _interrupt():
+    raise KeyboardInterrupt
+
+
+def test_a_closed_pipe_is_no_traceback():
+    code = f"{sys.executable} -m servecast list models | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.startswith("models")
+    assert done.stderr == ""
+
+
+# --- the other commands ----------------------------------------------------------------------------------------------
+
+
+def test_explain_without_arguments_gives_the_worked_numbers(capsys):
+    assert command("explain") == 0
+    shown = capsys.readouterr().out
+    for figure in ("1.0 ", "64.0 ", "62.06", "ridge of 140", "295.2", "llama-2-7b", "85.3%", "87.4%", "16,008,000"):
+        assert figure in shown, figure
+
+
+def test_explain_a_scenario_line_by_line(tiny, capsys):
+    assert command("explain", tiny, "--length", 4096, "--length", 2_000_000) == 0
+    shown = capsys.readouterr().out
+    for line in ("device memory", "usable", "- weights", "- activation peak", "- runtime overhead", "= KV cache"):
+        assert shown.count(f"\n  {line}  ") == 2, line  # static and continuous set different steps aside
+    assert "8,030,261,248 parameters" in shown
+    assert "131,072 bytes per token in bf16" in shown
+    assert "2,000,000" in shown
+    assert "153.0 FLOP/byte" in shown
+
+
+def test_explain_says_what_vllm_says(capsys):
+    assert command("explain", "--model", "llama-3.1-8b", "--device", "a10g", "--length", 100_000) == 0
+    assert "To serve at least one request" in capsys.readouterr().out
+    assert command("explain", "--model", "llama-2-70b", "--device", "a100-40gb") == 2
+    assert "No available memory for the cache blocks" in capsys.readouterr().err
+
+
+def test_explain_takes_settings(capsys):
+    base = ["explain", "--model", "llama-2-7b", "--device", "a100-40gb"]
+    assert command(*base, "--set", "engine.kv_blocks=1000", "--set", "engine.enforce_eager=true") == 0
+    shown = capsys.readouterr().out
+    assert "16,000" in shown
+    assert "kv_blocks was given" in shown
+    assert "CUDA graphs" not in shown
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("models", "llama-3.1-8b"),
+        ("devices", "h100-sxm"),
+        ("profiles", "profiles"),
+        ("policies", "max_num_batched_tokens"),
+        ("scenarios", "quickstart"),
+    ],
+)
+def test_list(what, says, capsys):
+    assert command("list", what) == 0
+    assert says in capsys.readouterr().out
+
+
+def test_schema_is_strict_json(capsys):
+    assert command("schema") == 0
+    schema = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(name))
+    assert "workload" in schema["properties"]
+
+
+def test_trace_describes_a_file(tmp_path, capsys):
+    file = tmp_path / "t.csv"
+    file.write_text("arrival_s,prompt_tokens,output_tokens\n0,10,1\n10,20,2\nx,1,1\n20,30,3\n")
+    assert command("trace", file) == 2
+    assert f"{file}:4" in capsys.readouterr().err
+    assert command("trace", file, "--skip-bad-rows", "--rate-scale", 2) == 0
+    shown = capsys.readouterr().out
+    assert "plain" in shown
+    assert "span_s" in shown
+    assert "rejected 1 row" in shown
+    assert "0.1 requests/s become 0.2" in shown
+
+
+def test_fit_writes_a_profile_that_a_scenario_can_name(tiny, capsys):
+    import numpy as np
+    import pandas as pd
+
+    from servecast.batch import StepShape
+    from servecast.cost.roofline import Roofline
+    from servecast.specs import catalogue
+
+    rng = np.random.default_rng(0)
+    n = 400
+    rows = rng.integers(1, 64, n)
+    prompts = np.where(rng.random(n) < 0.2, rng.integers(64, 2048, n), 0)
+    shape = StepShape(
+        (prompts > 0) * 1, prompts, prompts * (prompts + 1) // 2, 0 * rows, rows, rows * 500, 0 * rows + 501
+    )
+    cost = Roofline(catalogue.model("llama-3.1-8b"), catalogue.device("a100-80gb"))
+    table = pd.DataFrame({**shape._asdict(), "seconds": cost.seconds(shape)})
+    table.to_csv("steps.csv", index=False)
+    options = ["--model", "llama-3.1-8b", "--device", "a100-80gb"]
+    assert command("fit", "steps.csv", *options, "-o", "own.yaml", "--engine", "made up", "--source", "a test") == 0
+    shown = capsys.readouterr().out
+    assert "held-out error" in shown
+    assert shown.rstrip().endswith("profile: own.yaml")
+    assert command("run", tiny, "--set", "device=null", "--set", "profile=own.yaml") == 0
+    assert "(calibrated)" in capsys.readouterr().out
+    assert command("run", tiny, "--set", "device=null", "--set", "profile=own.yaml", "--set", "model=llama-2-7b") == 2
+    assert "scenario.model: llama-2-7b" in capsys.readouterr().err
+
+
+# --- the terminal ----------------------------------------------------------------------------------------------------
+
+
+def test_a_progress_bar_stands_on_a_terminal_only(capsys, monkeypatch):
+    with terminal.progress("tiny") as made:
+        made(Progress(1, 2, "static"))
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with terminal.progress("tiny") as made:
+        made(Progress(1, 2, "static rate_rps=2"))
+    assert "static rate_rps=2" in capsys.readouterr().err
+
+
+def test_columns_give_way_on_a_narrow_terminal(tiny, capsys, monkeypatch):
+    from rich.console import Console
+
+    monkeypatch.setattr(terminal, "console", lambda: Console(width=80, highlight=False, markup=False))
+    assert command("run", tiny) == 0
+    shown = capsys.readouterr().out
+    assert "more columns on a wider terminal" in shown
+    table = [line for line in shown.splitlines() if line.startswith("  continuous ")]
+    assert len(table) == 1
+    assert len(table[0]) <= 80
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(True, "true"), (8192, "8,192"), (0.5, "0.5"), (2000.0, "2,000"), (0.123456, "0.1235"), ("stream", "stream")],
+)
+def test_values_as_people_read_them(value, text):
+    assert terminal.plain(value) == text
+
+
+def test_steps_beyond_the_measured_ones_are_told_once_for_each_policy(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    changes = ["sweep={}", "workload.requests=50", "workload.arrivals={kind: burst}"]
+    assert command("run", "quickstart", *(part for change in changes for part in ("--set", change))) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "Extrapolated: " in line]
+    assert [line.split()[1].rstrip(",") for line in told] == ["static", "padded", "continuous"]
+    assert all("of its busy time" in line and " in " in line for line in told)
+
+
+def test_a_horizon_cuts_off_and_counts(tiny):
+    burst = "workload.arrivals={kind: burst}"
+    assert command("run", tiny, "--set", burst, "--set", "horizon_s=0.05") == 0
+    header, *rows = rows_of("results/tiny/summary.csv")
+    unfinished = header.index("unfinished")
+    assert all(int(row[unfinished]) > 0 for row in rows)
+
+
+def test_progress_is_told_within_a_long_run(tiny):
+    from servecast import load, simulate
+    from servecast.planning import sweep
+
+    told = []
+    scenario = load(tiny, {"workload.requests": 20_000, "workload.output_tokens.tokens": 2})
+    sweep.simulate(scenario, progress=told.append)
+    assert [progress.made for progress in told] == sorted(progress.made for progress in told)
+    assert any(0 < progress.made < 1 and progress.at_work == "static" for progress in told)
+    assert told[-1].made == told[-1].total == 2
+    assert simulate(scenario).summary["completed"].tolist() == [20_000, 20_000]
