@@ -4,9 +4,9 @@
     python benchmarks/speed.py --requests 1000000 --policies continuous --loads 0.3
 
 A timeout is one turn of ``while True: yield env.timeout(1)``. Requests have Azure-conv lengths and Poisson arrivals
-at a share of saturation (the throughput of a burst of the same requests), on the shipped H100 profile. The time of a run is
-CPU time of drawing the workload, simulating it and computing every column of summary.csv; writing the tables is timed
-apart. Both units are the best of several turns, so that a busy neighbour does not count.
+at a share of saturation (the throughput of a burst of the same requests), on the shipped H100 profile. The time of a
+run is CPU time of drawing the workload, simulating it and computing every column of summary.csv; writing the tables is
+timed apart. Both units are the best of several turns, so that a busy neighbour does not count.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def main() -> None:
                 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
                 print(
                     f"{policy:<11}{requests:>9}{load:>6}{load * saturation:>7.2f}{unit:>12,.0f}"
-                    f"{requests / best:>12,.0f}{requests / best / unit:>8.4f}{decisions:>11.2f}{written:>8}{peak:>9.0f}",
+                    f"{requests / best:>12,.0f}{requests / best / unit:>8.4f}"
+                    f"{decisions:>11.2f}{written:>8}{peak:>9.0f}",
                     flush=True,
                 )
 
