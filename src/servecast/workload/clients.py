@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from servecast.requests import Request
-from servecast.workload.prefixes import PrefixIds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -41,9 +40,6 @@ class RequestColumns:
     priority : (n,) int64, or None for all 0
     session, tenant : n names, or None for none
     prefix_ids : n tuples of the hash ids of the prompt's blocks, or None for none
-    prefix_block_size : tokens that one of them stands for; None without ids
-    delay_s : (n,) float64 [s], or None: where it is a number, the request comes so long after the one before it in its
-        session has been answered, and ``arrival_s`` is only the earliest possible; NaN where it comes at ``arrival_s``
     """
 
     arrival_s: NDArray[np.float64]
@@ -53,12 +49,9 @@ class RequestColumns:
     session: Sequence[str | None] | None = None
     tenant: Sequence[str | None] | None = None
     prefix_ids: Sequence[tuple[int, ...]] | None = None
-    prefix_block_size: int | None = None
-    delay_s: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         columns = (self.prompt_tokens, self.output_tokens, self.priority, self.session, self.tenant, self.prefix_ids)
-        columns += (self.delay_s,)
         assert all(column is None or len(column) == len(self) for column in columns), "columns differ in length"
         if len(self):
             assert np.isfinite(self.arrival_s).all(), "an arrival is not finite"
@@ -107,9 +100,7 @@ class RequestColumns:
             None if self.priority is None else self.priority[rows],
             named(self.session),
             named(self.tenant),
-            None if self.prefix_ids is None else _taken(self.prefix_ids, rows),
-            self.prefix_block_size,
-            None if self.delay_s is None else self.delay_s[rows],
+            None if self.prefix_ids is None else [self.prefix_ids[row] for row in rows.tolist()],
         )
 
     @property
@@ -121,10 +112,6 @@ class RequestColumns:
     def offered_rps(self) -> float | None:
         """Achieved arrival rate [requests/s]: gaps divided by the span; None where there is no span (a burst)."""
         return (len(self) - 1) / self.span_s if self.span_s > 0 else None
-
-
-def _taken(ids: Sequence[tuple[int, ...]], rows: NDArray[np.intp]) -> Sequence[tuple[int, ...]]:
-    return ids.take(rows) if isinstance(ids, PrefixIds) else [ids[row] for row in rows.tolist()]
 
 
 class Client(Protocol):
