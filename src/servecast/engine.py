@@ -55,6 +55,7 @@ REQUEST_COLUMNS = (
 )
 _FLUSH_EVERY = 512
 _nan = math.nan
+_COMPLETED = Status.COMPLETED
 
 
 class Client(Protocol):
@@ -179,7 +180,7 @@ class _Replica:
                     sends = inbox[0].sent_s  # it must not wait for longer than the step that is decided on now
             else:
                 decision = schedule(now, state)
-            if isinstance(decision, Batch):
+            if type(decision) is Batch:
                 durations = run(decision, sends - now if decision.interruptible else math.inf)
                 end = now + durations.total
                 if end > horizon:
@@ -193,7 +194,7 @@ class _Replica:
                 if sends < end and next_send() < end:
                     self._receive(end)  # a client may react to a rejection before the step ends
                 finished = commit(decision, durations.count, end)
-                if isinstance(durations, Affine):
+                if type(durations) is Affine:
                     log += (
                         (now, durations.count, end - now, durations.base),
                         decision.shape,
@@ -212,6 +213,7 @@ class _Replica:
                 yield timeout(seen - now)
                 now = seen
             else:
+                assert isinstance(decision, Wait)
                 end = min(decision.until, sends)
                 if end == math.inf:
                     break
@@ -247,9 +249,9 @@ class _Replica:
 
     def _answer(self, finished: list[Sequence], now: float) -> None:
         """Send the last token of these sequences to their clients."""
-        answered = self.client.answered
+        answered, record = self.client.answered, self._record
         for sequence in finished:
-            self._record(sequence, Status.COMPLETED, now)
+            record(sequence, _COMPLETED, now)
             answered(sequence.request, now)
 
     def _log_pieces(self, batch: Batch, durations: Durations, start: float, finished: int) -> None:
@@ -310,8 +312,10 @@ class _Replica:
     def result(self) -> Run:
         requests = self.requests.columns()
         order = np.argsort(requests["id"], kind="stable")
+        for name in requests:
+            requests[name] = requests[name][order]
         return Run(
-            requests={name: column[order] for name, column in requests.items()},
+            requests=requests,
             decisions=self.decisions.columns(),
             gaps=np.array(self.state.gaps, dtype=np.float64),
             oom=self.oom,

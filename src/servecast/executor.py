@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 #: Instants closer than this [s] are the same instant: sums of step times carry rounding, arrivals do not.
 SAME_INSTANT_S = 1e-9
 
+_INFINITE = math.inf
+
 
 def affine_end(base: float, slope: float, iterations: int) -> float:
     """When the first ``iterations`` have ended [s]."""
@@ -138,21 +140,21 @@ class PricedSteps(Protocol):
 class ModelExecutor:
     """Asks a cost model. ``step_time_scale`` multiplies every duration: how wrong may the model be?"""
 
-    __slots__ = ("_durations", "step_time_scale")
+    __slots__ = ("_durations", "_scaled", "step_time_scale")
 
     def __init__(self, cost: PricedSteps, step_time_scale: float = 1.0) -> None:
         assert step_time_scale > 0, step_time_scale
         self._durations = cost.durations
         self.step_time_scale = step_time_scale
+        self._scaled = step_time_scale != 1.0
 
     def run(self, batch: Batch, until: float = math.inf) -> Affine:
         base, slope, count = self._durations(batch.shape, batch.iterations)
-        if not 0.0 < base < math.inf:
+        if not 0.0 < base < _INFINITE:
             raise InputError("cost model", f"step time must be > 0 and finite, got {base!r} s for {batch.shape}")
-        scale = self.step_time_scale
-        if scale != 1.0:
-            base *= scale
-            slope *= scale
+        if self._scaled:
+            base *= self.step_time_scale
+            slope *= self.step_time_scale
         if count > 1 and until < count * (base + slope * count):
             count = min(count, first_to_end_at(base, slope, until))
         return Affine(base, slope, count)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 _WIDE = frozenset(("prefill_pairs", "prefill_context", "decode_context"))
 
 
+#: Rows of a chunk: large enough that its columns are mapped, not carved from the heap, and so given back one by one.
+_CHUNK = 65_536
+
+
 class Log:
     """``rows`` takes tuples of numbers in the order of ``names``; a row may come as several.
 
@@ -28,19 +32,33 @@ class Log:
         self.names = names
         self.rows: list[tuple[float, ...]] = []
         self._chunks: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
+        self._filled = _CHUNK  # rows of the last chunk that are in use
 
     def flush(self) -> None:
         """Turn the rows so far into columns."""
-        width = len(self.names)
-        table = np.fromiter(chain.from_iterable(self.rows), dtype=np.float64)
-        for name, column in zip(self.names, table.reshape(-1, width).T, strict=True):
-            self._chunks[name].append(column.astype(_dtype(name)))
+        table = np.fromiter(chain.from_iterable(self.rows), dtype=np.float64).reshape(-1, len(self.names))
         self.rows.clear()
+        while len(table):
+            if self._filled == _CHUNK:
+                for name, chunks in self._chunks.items():
+                    chunks.append(np.empty(_CHUNK, _dtype(name)))
+                self._filled = 0
+            part, table = table[: _CHUNK - self._filled], table[_CHUNK - self._filled :]
+            place = slice(self._filled, self._filled + len(part))
+            for chunks, column in zip(self._chunks.values(), part.T, strict=True):
+                chunks[-1][place] = column
+            self._filled = place.stop
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """All columns, whole; the log is empty afterwards."""
         self.flush()
-        return {name: np.concatenate(self._chunks.pop(name)) for name in self.names}
+        columns = {}
+        for name in self.names:
+            chunks = self._chunks.pop(name)
+            if chunks:
+                chunks[-1] = chunks[-1][: self._filled]
+            columns[name] = np.concatenate([np.empty(0, _dtype(name)), *chunks])
+        return columns
 
 
 def _dtype(name: str) -> type[np.generic]:

@@ -105,7 +105,7 @@ class State:
     def give_blocks(self, sequence: Sequence) -> None:
         """Give back all that a sequence with ``computed`` tokens up to date holds."""
         pool = self.pool
-        pool.give(-(-sequence.computed // pool.block_size))
+        pool.held -= -(-sequence.computed // pool.block_size)
 
     def pause(self, sequence: Sequence, now: float) -> None:
         """Leave a decode row out of a step: it goes on as a prompt with one token left."""
@@ -160,40 +160,41 @@ class State:
 
     def release(self, ended: list[Sequence]) -> None:
         """Take back seats and blocks of rows that have ended."""
+        give, running, slots = self.give_blocks, self.running, self._slots
         for sequence in ended:
-            self.give_blocks(sequence)
-            del self.running[sequence]
-            self._slots.append(sequence.slot)
+            give(sequence)
+            del running[sequence]
+            slots.append(sequence.slot)
 
     def _prefill(self, batch: Batch, now: float, finished: list[Sequence]) -> None:
-        """Book the prefilled tokens of a step, and add the rows that end with it to ``finished``."""
+        """Book the prefilled tokens of a step, and add the rows that end with it to ``finished``.
+
+        The step that computes all tokens of a row gives it a new one.
+        """
         ended = len(finished)
+        prefilling = self.prefilling
+        join = self.decoding.join
         for sequence, new in batch.prefill:
-            if self._compute(sequence, new, now):
+            computed = sequence.computed
+            if sequence.resident > computed:
+                sequence.recomputed += min(computed + new, sequence.resident) - computed
+            sequence.computed = computed = computed + new
+            if computed < sequence.tokens:
+                continue
+            if prefilling and sequence in prefilling:
+                prefilling.remove(sequence)
+            sequence.tokens = computed + 1
+            sequence.generated = generated = sequence.generated + 1
+            if sequence.last_token_s is None:
+                sequence.first_token_s = now
+            else:
+                self.gaps.append(now - sequence.last_token_s)
+            if generated == sequence.output_limit:
                 finished.append(sequence)
+            else:
+                join(sequence)
         if 0 < ended < len(finished):
             finished.sort(key=lambda sequence: sequence.request.id)
-
-    def _compute(self, sequence: Sequence, new: int, now: float) -> bool:
-        """Book ``new`` prefilled tokens of a row. Whether it ended: the step that computes all gives a token."""
-        computed = sequence.computed
-        if sequence.resident > computed:
-            sequence.recomputed += min(computed + new, sequence.resident) - computed
-        sequence.computed = computed = computed + new
-        if computed < sequence.tokens:
-            return False
-        if self.prefilling and sequence in self.prefilling:
-            self.prefilling.remove(sequence)
-        sequence.tokens = computed + 1
-        sequence.generated = generated = sequence.generated + 1
-        if sequence.last_token_s is None:
-            sequence.first_token_s = now
-        else:
-            self.gaps.append(now - sequence.last_token_s)
-        if generated == sequence.output_limit:
-            return True
-        self.decoding.join(sequence)
-        return False
 
     def crash(self) -> list[Sequence]:
         """Out of memory: every running sequence is lost, and all of the cache. Those lost, in order of arrival."""
