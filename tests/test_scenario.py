@@ -96,10 +96,10 @@ def test_a_scenario_is_frozen(whole):
 
 @pytest.mark.parametrize("kind", POLICIES)
 def test_a_policy_is_its_own_schema(kind):
-    """Every field of the dataclass is a key, with its default, and nothing else but kind and name."""
+    """Every field of the dataclass is a key, with its default, and nothing else but kind, name and like."""
     section = next(entry for entry in _policy_sections() if entry.described_by is POLICIES[kind])
     fields = {name: field.default for name, field in POLICIES[kind].__dataclass_fields__.items()}
-    assert set(section.model_fields) == {"kind", "name", *fields}
+    assert set(section.model_fields) == {"kind", "name", "like", *fields}
     assert section(kind=kind).build() == POLICIES[kind]()
 
 
@@ -661,3 +661,35 @@ def test_the_same_seed_sends_the_same_requests(whole):
     scenario = whole()
     assert sent(scenario) == sent(copy.deepcopy(scenario))
     assert sent(scenario) != sent(whole(**{"workload.seed": "2"}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"seeds": 10**12}, "scenario.seeds"),
+        ({"sweep": {"workload.seed": list(range(101)), "engine.block_size": list(range(1, 1001))}}, "scenario.sweep"),
+    ],
+)
+def test_more_points_than_anybody_means_are_refused_before_they_fill_the_memory(changes, place):
+    with pytest.raises(InputError) as refused:
+        load("quickstart", changes)
+    assert refused.value.place == place and "at most 100,000" in refused.value.problem
+
+
+def test_like_an_engine_takes_its_defaults_for_what_is_not_given():
+    changes = {"policies": [{"kind": "continuous", "like": "vllm-0.19", "max_num_seqs": 32}], "profile": None}
+    [h100] = points(load("quickstart", {**changes, "device": "h100-sxm", "sweep": {}}))
+    [small] = points(load("quickstart", {**changes, "device": "rtx4090", "model": "llama-3.1-8b", "sweep": {}}))
+    policies = [point.scenario.policies[0].build() for point in (h100, small)]
+    assert [policy.max_num_batched_tokens for policy in policies] == [8192, 2048]
+    assert all(policy.async_scheduling and policy.enable_prefix_caching for policy in policies)
+    assert [policy.max_num_seqs for policy in policies] == [32, 32]
+    old = {"kind": "continuous", "like": "vllm-0.9", "max_num_batched_tokens": 100}
+    [point] = points(load("quickstart", {"policies": [old], "sweep": {}}))
+    policy = point.scenario.policies[0].build()
+    assert (policy.async_scheduling, policy.max_num_seqs, policy.max_num_batched_tokens) == (False, 100, 100)
+
+
+def test_only_an_engine_is_like_one():
+    with pytest.raises(InputError, match="only continuous batching is like an engine"):
+        load("quickstart", {"policies": [{"kind": "static", "like": "vllm-0.19"}]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import itertools
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,8 +14,10 @@ from pydantic import ValidationError
 from servecast import resources
 from servecast.errors import InputError
 from servecast.scenario import document, keypath
+from servecast.scenario.engine_defaults import settle
 from servecast.scenario.remedies import input_error
 from servecast.scenario.schema import Scenario
+from servecast.scenario.serving import serving
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,6 +36,10 @@ class Point(NamedTuple):
     swept: dict[str, Any]
     seed: int
     scenario: Scenario
+
+
+#: More than anybody means: what comes near it is a slip of a digit.
+MOST_POINTS = 100_000
 
 
 def load(path: str | Path, overrides: Mapping[str, object] | None = None) -> Scenario:
@@ -91,16 +98,25 @@ def check(
 
 def points(scenario: Scenario) -> list[Point]:
     """The grid of the sweep, the last key fastest, and each point with every seed."""
+    count = math.prod([len(values) for values in scenario.sweep.values()]) * scenario.seeds
+    if count > MOST_POINTS:
+        key = "seeds" if scenario.seeds > MOST_POINTS else "sweep"
+        raise InputError(
+            f"scenario.{key}", f"makes {count:,} points; give at most {MOST_POINTS:,}, or several scenarios"
+        )
     data = scenario.model_dump(mode="python", exclude={"sweep", "seeds"}, exclude_unset=True)
     grid = itertools.product(*scenario.sweep.values())
     found = []
     for values in grid:
         swept = dict(zip(scenario.sweep, values, strict=True))
         at_point = _at(data, swept) if swept else scenario.model_copy(update={"sweep": {}, "seeds": 1})
+        if any(entry.like is not None for entry in at_point.policies):
+            at_point = settle(at_point, serving(at_point).device)
         first = at_point.workload.seed
         for seed in range(first, first + scenario.seeds):
             workload = at_point.workload.model_copy(update={"seed": seed})
-            found.append(Point(_label(swept), swept, seed, at_point.model_copy(update={"workload": workload})))
+            seeded = at_point.model_copy(update={"workload": workload})
+            found.append(Point(_label(swept), swept, seed, seeded))
     return found
 
 

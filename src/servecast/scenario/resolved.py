@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from servecast.scenario.engine_defaults import settle
 from servecast.scenario.loading import points
 from servecast.scenario.serving import plan, serving, step_set_aside
 
@@ -25,9 +26,10 @@ def resolved(scenario: Scenario, shown: Scenario | None = None) -> dict[str, Any
 
     Raises InputError where the point's names or its memory cannot be.
     """
-    data: dict[str, Any] = scenario.model_dump(mode="json")
     first = shown or points(scenario)[0].scenario
     served = serving(first)
+    scenario = settle(scenario, served.device)
+    data: dict[str, Any] = scenario.model_dump(mode="json")
     data["engine"]["gpu_memory_utilization"] = scenario.engine.gpu_memory_utilization or served.memory_share
     data["engine"]["tensor_parallel_size"] = scenario.engine.tensor_parallel_size or served.tensor_parallel
     plans = {

@@ -49,6 +49,7 @@ Name: TypeAlias = Annotated[str, Field(min_length=1)]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
 Positive: TypeAlias = Annotated[float, Field(gt=0)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
+EngineVersion: TypeAlias = Annotated[str, Field(pattern=r"^vllm-\d+\.\d+(\.\d+)?$")]
 #: ``inf`` is a rate at which everything arrives at once.
 Rate: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 
@@ -58,9 +59,7 @@ Rate: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 class Engine(Section):
     """The serving engine's own settings, named as vLLM names them."""
 
-    like: str = Field(
-        "vllm-0.23", pattern=r"^vllm-\d+\.\d+(\.\d+)?$", description="engine whose defaults are taken, as in vllm-0.23"
-    )
+    like: EngineVersion = Field("vllm-0.23", description="engine whose defaults are taken, as in vllm-0.23")
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="share of the device memory the engine may use, a fraction; null: the version's default"
     )
@@ -200,6 +199,22 @@ class PolicyEntry(Described):
     """One policy of the list: its ``kind``, the fields of its dataclass, and an optional name."""
 
     name: Name | None = Field(None, description="unique name in tables and figures")
+    like: EngineVersion | None = Field(
+        None, description="continuous only: an engine whose defaults are taken for what is not given, as in vllm-0.19"
+    )
+
+    @model_validator(mode="after")
+    def _like_an_engine(self) -> PolicyEntry:
+        if self.like is not None and self.kind != "continuous":
+            raise refuse("only continuous batching is like an engine: take it out", ("like",), value=self.like)
+        return self
+
+    def parameters(self) -> dict[str, Any]:
+        """The values; of an engine's defaults, the number of sequences gives way to the token budget."""
+        values = super().parameters()
+        if self.like is not None and "max_num_seqs" in values and "max_num_seqs" not in self.model_fields_set:
+            values["max_num_seqs"] = min(values["max_num_seqs"], values["max_num_batched_tokens"])
+        return values
 
     if TYPE_CHECKING:
         kind: str
@@ -227,7 +242,7 @@ def policy_keys(kind: str) -> list[tuple[str, str, str]]:
     return [
         (key, "" if field.default is PydanticUndefined else str(field.default), field.description or "")
         for key, field in section.model_fields.items()
-        if key not in {"kind", "name"}
+        if key not in {"kind", "name", "like"}
     ]
 
 
