@@ -14,7 +14,6 @@ from servecast.batch import Batch, StepShape
 from servecast.engine import Run, replay
 from servecast.executor import Affine, ModelExecutor, Stepping
 from servecast.kvcache import BlockPool
-from servecast.policies.closed import ClosedState
 from servecast.workload.clients import OpenLoop, RequestColumns
 
 if TYPE_CHECKING:
@@ -106,10 +105,9 @@ class Watched:
 
 
 def shape_of_rows(batch: Batch) -> StepShape:
-    """The shape of a batch, added up row by row. In a closed batch every prompt prefills, even one of a single token."""
+    """The shape of a batch, added up row by row."""
     rows = list(batch.rows(batch))
-    closed = isinstance(batch.rows.__self__, ClosedState)
-    prefilling = {sequence for sequence, _ in batch.prefill if closed or sequence.tokens - sequence.computed > 1}
+    prefilling = {sequence for sequence, _ in batch.prefill}
     prefill = [row for row in rows if row.sequence in prefilling]
     decode = [row for row in rows if row.sequence not in prefilling]
     return StepShape(

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 class StepShape(NamedTuple):
     """What one engine step computes. Fields are numbers, or equally long arrays of them (a table of steps).
 
-    prefill_rows : rows with more than one token pending
+    prefill_rows : rows that compute prompt tokens, or take up again after a pause
     prefill_tokens : tokens computed for them
     prefill_pairs : causal query-key pairs of those tokens, cached prefix included; a fresh prompt of P has P(P+1)/2
     prefill_context : tokens of those rows that were cached before the step
-    decode_rows : rows that compute one token
+    decode_rows : rows that compute the one token after the last
     decode_context : cached tokens read by the decode rows, summed
     max_context : keys of the longest row, its new tokens included (kernels that mask a joint batch pay for it)
     """

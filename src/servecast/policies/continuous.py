@@ -179,27 +179,20 @@ class Continuous:
     def _mixed(self, state: State, prefill: list[tuple[Sequence, int]], preempted: int) -> Batch:
         """One iteration: when it has ended, the prompts it computed decode, and the batch is another."""
         decoding = state.decoding
-        decode_rows = decoding.count
-        decode_context = decoding.context
-        longest = decoding.longest() + 1 if decode_rows else 0
-        rows = useful = tokens = pairs = context = recomputed = 0
+        rows = decoding.count
+        longest = decoding.longest() + 1 if rows else 0
+        tokens = pairs = context = recomputed = 0
         for sequence, new in prefill:
             cached = sequence.computed
-            useful += new
+            tokens += new
+            pairs += new * cached + new * (new + 1) // 2
+            context += cached
             if cached + new > longest:
                 longest = cached + new
-            if sequence.tokens - cached == 1:
-                decode_rows += 1
-                decode_context += cached
-            else:
-                rows += 1
-                tokens += new
-                pairs += new * cached + new * (new + 1) // 2
-                context += cached
             if sequence.resident > cached:
                 recomputed += min(cached + new, sequence.resident) - cached
-        shape = step_shape(rows, tokens, pairs, context, decode_rows, decode_context, longest)
-        counts = tally(useful, decoding.count, len(state.running), len(state.waiting), preempted, recomputed)
+        shape = step_shape(len(prefill), tokens, pairs, context, rows, decoding.context, longest)
+        counts = tally(tokens, rows, len(state.running), len(state.waiting), preempted, recomputed)
         return Batch(shape, 1, prefill, counts, False, state.rows)
 
     def _decode(self, state: State, free: int, preempted: int) -> Batch:
