@@ -291,6 +291,13 @@ def test_list(what, says, capsys):
     assert says in capsys.readouterr().out
 
 
+def test_version(capsys):
+    from servecast import __version__
+
+    assert command("--version") == 0
+    assert capsys.readouterr().out == f"servecast {__version__}\n"
+
+
 def test_schema_is_strict_json(capsys):
     assert command("schema") == 0
     schema = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(name))
@@ -300,9 +307,9 @@ def test_schema_is_strict_json(capsys):
 def test_trace_describes_a_file(tmp_path, capsys):
     file = tmp_path / "t.csv"
     file.write_text("arrival_s,prompt_tokens,output_tokens\n0,10,1\n10,20,2\nx,1,1\n20,30,3\n")
-    assert command("trace", file) == 2
+    assert command("trace", file, "--strict") == 2
     assert f"{file}:4" in capsys.readouterr().err
-    assert command("trace", file, "--skip-bad-rows", "--rate-scale", 2) == 0
+    assert command("trace", file, "--rate-scale", 2) == 0
     shown = capsys.readouterr().out
     assert "plain" in shown
     assert "span_s" in shown

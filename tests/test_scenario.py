@@ -693,3 +693,24 @@ def test_like_an_engine_takes_its_defaults_for_what_is_not_given():
 def test_only_an_engine_is_like_one():
     with pytest.raises(InputError, match="only continuous batching is like an engine"):
         load("quickstart", {"policies": [{"kind": "static", "like": "vllm-0.19"}]})
+
+
+def test_an_override_wins_over_the_sweep_of_its_key():
+    at_12 = load("quickstart", {"workload.arrivals.rate_rps": 12})
+    assert [point.swept for point in points(at_12)] == [{}]
+    assert at_12.workload.arrivals.rate_rps == 12
+    cliff = load("memory-cliff", {"policies.*.batch_size": 8})
+    assert cliff.sweep == {} and {entry.batch_size for entry in cliff.policies[:2]} == {8}
+    assert load("memory-cliff", {"policies[0].batch_size": 8}).sweep  # not the key that is swept
+
+
+def test_a_star_without_quotes_is_told_to_be_quoted(tmp_path):
+    file = tmp_path / "star.yaml"
+    file.write_text("name: x\nsweep: {policies[*].batch_size: [8, 16]}\n")
+    with pytest.raises(InputError, match=r"quote the key path"):
+        load(file)
+
+
+def test_a_bare_number_of_tokens_is_told_how_to_be_fixed():
+    with pytest.raises(InputError, match=r"\{kind: fixed, tokens: 300\}"):
+        load("memory-cliff", {"workload.output_tokens": 300})

@@ -40,6 +40,23 @@ Examples:
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from servecast import __version__
+
+        print(f"servecast {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """What every command takes."""
+
+
 class Shipped(StrEnum):
     """What ``list`` can list."""
 
@@ -52,7 +69,9 @@ class Shipped(StrEnum):
 
 Changes = Annotated[
     list[str],
-    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Set one value of the scenario; wins over the file."),
+    typer.Option(
+        "--set", metavar="KEY.PATH=VALUE", help="Set one value of the scenario; wins over the file and over its sweep."
+    ),
 ]
 
 
@@ -209,17 +228,18 @@ def fit(
         raise InputError("--output", f"{str(output)!r} is no YAML file: name it like calibration/mine.yaml")
     if not output.parent.is_dir():
         raise InputError("--output", f"there is no folder {output.parent}: make it first")
-    fitted = fitting.fit_file(
-        steps,
-        model=model,
-        device=device,
-        name=output.stem,
-        engine=engine,
-        source=source,
-        tensor_parallel=tensor_parallel,
-        kv_dtype=kv_cache_dtype,
-        seed=seed,
-    )
+    with terminal.busy("fitting, then again on each resample for the intervals"):
+        fitted = fitting.fit_file(
+            steps,
+            model=model,
+            device=device,
+            name=output.stem,
+            engine=engine,
+            source=source,
+            tensor_parallel=tensor_parallel,
+            kv_dtype=kv_cache_dtype,
+            seed=seed,
+        )
     profiles.save(fitted, output)
     told = fitting.report(fitted)
     terminal.print_tables(told.tables)
@@ -239,7 +259,7 @@ def trace(
     max_output_tokens: Annotated[int | None, typer.Option(min=1, help="Leave out longer answers.")] = None,
     format_: Annotated[str | None, typer.Option("--format", help="Format, if its content does not tell.")] = None,
     time_unit: Annotated[str | None, typer.Option(help="s, ms, us or ns, instead of the format's.")] = None,
-    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Count bad rows, do not stop.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row, as a run does.")] = False,
 ) -> None:
     """Describe a trace: rows, span, rates, lengths, and what was rejected.
 
@@ -263,7 +283,7 @@ def trace(
             max_output_tokens=max_output_tokens,
             format=format_,
             time_unit=time_unit,
-            on_bad_row="skip" if skip_bad_rows else "error",
+            on_bad_row="error" if strict else "skip",
         )
     except ValueError as error:
         raise InputError(f"--{str(error).split(maxsplit=1)[0].replace('_', '-')}", str(error)) from None

@@ -142,4 +142,6 @@ def _syntax(path: Path, error: yaml.YAMLError) -> tuple[str, str]:
         return place, "a second document starts here ('---'): one file holds one scenario"
     if "could not determine a constructor" in problem:
         return place, f"{problem}: a scenario is plain data, take the '!' tag out"
+    if "expected alphabetic or numeric character" in problem:
+        return place, 'a * stands for a YAML alias here: quote the key path, "policies[*].batch_size"'
     return place, f"not YAML ({problem}): check colons, brackets, quotes and the indent of this line"

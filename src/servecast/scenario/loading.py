@@ -50,7 +50,7 @@ def load(path: str | Path, overrides: Mapping[str, object] | None = None) -> Sce
     file = find(path)
     read = document.read(file)
     overrides = overrides or {}
-    data = changed(read.data, overrides)
+    data = _unswept(changed(read.data, overrides), overrides)
     scenario = check(data, file.parent, read, [keypath.parse(key, f"--set {key}") for key in overrides])
     points(scenario)
     return scenario
@@ -62,6 +62,23 @@ def changed(data: Mapping[str, Any], overrides: Mapping[str, object]) -> dict[st
     for key, value in overrides.items():
         keypath.assign(copied, keypath.parse(key, f"--set {key}"), value, f"--set {key}")
     return copied
+
+
+def _unswept(data: dict[str, Any], overrides: Mapping[str, object]) -> dict[str, Any]:
+    """Without the axes of the sweep whose very key an override sets: it wins over the file, the sweep included."""
+    sweep = data.get("sweep")
+    if not isinstance(sweep, dict):
+        return data
+    given = [keypath.parse(key, f"--set {key}") for key in overrides]
+    kept = {key: values for key, values in sweep.items() if not _is_one_of(key, given)}
+    return {**data, "sweep": kept}
+
+
+def _is_one_of(key: object, paths: list[KeyPath]) -> bool:
+    try:
+        return keypath.parse(str(key), "scenario.sweep") in paths
+    except InputError:
+        return False  # said when the sweep itself is checked
 
 
 def find(path: str | Path) -> Path:

@@ -51,7 +51,7 @@ def input_error(
         line = document.line(path)
         notes.append(f"{document.source}:{line}" if line else document.source)
     if len(found) > 1:
-        notes.append(f"and {len(found) - 1} more")
+        notes.append(f"and {len(found) - 1} more to mend")
     problem = _problem(first, path, schema, data)
     return InputError(place, problem + (f" ({', '.join(notes)})" if notes else ""))
 
@@ -90,11 +90,15 @@ def _problem(detail: ErrorDetails, path: KeyPath, schema: type[BaseModel], data:
         return f"{_shown(value)} is not allowed here: give{wanted}"
     if kind in {"too_short", "string_too_short"}:
         return f"{_shown(value)} is empty: give at least one{wanted}"
+    if kind in _MAPPINGS and (kinds := _kinds_at(schema, path, data)):
+        example = f"{{kind: fixed, tokens: {value}}}" if "fixed" in kinds else f"{{kind: {kinds[0]}, ...}}"
+        return f"{_shown(value)} is {_named(value)}: give a mapping with its kind ({_either(kinds)}), as {example}"
     if value is None:
         return f"nothing is given (null): give {_WANTED.get(kind, detail['msg'])}{wanted}"
     return f"{_shown(value)} is {_named(value)}: give {_WANTED.get(kind, detail['msg'])}{wanted}"
 
 
+_MAPPINGS = frozenset(("dict_type", "model_type", "model_attributes_type"))
 _WANTED = {
     "int_type": "a whole number",
     "float_type": "a number",
