@@ -7,7 +7,7 @@ answer; only a closed loop and a capped client react to answers. Not modelled: n
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from servecast.requests import Request
+from servecast.workload.prefixes import PrefixIds, engine_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -40,6 +41,9 @@ class RequestColumns:
     priority : (n,) int64, or None for all 0
     session, tenant : n names, or None for none
     prefix_ids : n tuples of the hash ids of the prompt's blocks, or None for none
+    prefix_block_size : tokens that one of them stands for; None without ids
+    delay_s : (n,) float64 [s], or None: where it is a number, the request comes so long after the one before it in its
+        session has been answered, and ``arrival_s`` is only the earliest possible; NaN where it comes at ``arrival_s``
     """
 
     arrival_s: NDArray[np.float64]
@@ -49,9 +53,14 @@ class RequestColumns:
     session: Sequence[str | None] | None = None
     tenant: Sequence[str | None] | None = None
     prefix_ids: Sequence[tuple[int, ...]] | None = None
+    prefix_block_size: int | None = None
+    delay_s: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
-        columns = (self.prompt_tokens, self.output_tokens, self.priority, self.session, self.tenant, self.prefix_ids)
+        columns = (
+            *(self.prompt_tokens, self.output_tokens, self.priority),
+            *(self.session, self.tenant, self.prefix_ids, self.delay_s),
+        )
         assert all(column is None or len(column) == len(self) for column in columns), "columns differ in length"
         if len(self):
             assert np.isfinite(self.arrival_s).all(), "an arrival is not finite"
@@ -100,8 +109,18 @@ class RequestColumns:
             None if self.priority is None else self.priority[rows],
             named(self.session),
             named(self.tenant),
-            None if self.prefix_ids is None else [self.prefix_ids[row] for row in rows.tolist()],
+            None if self.prefix_ids is None else _taken(self.prefix_ids, rows),
+            self.prefix_block_size,
+            None if self.delay_s is None else self.delay_s[rows],
         )
+
+    def in_blocks(self, block_size: int) -> RequestColumns:
+        """The same requests with prefix ids of an engine's blocks; see `prefixes.engine_blocks`, errors too."""
+        if self.prefix_ids is None or self.prefix_block_size is None:
+            return self
+        ids = self.prefix_ids if isinstance(self.prefix_ids, PrefixIds) else PrefixIds.of(self.prefix_ids)
+        blocks = engine_blocks(ids, self.prompt_tokens, self.prefix_block_size, block_size)
+        return replace(self, prefix_ids=blocks, prefix_block_size=block_size)
 
     @property
     def span_s(self) -> float:
@@ -112,6 +131,10 @@ class RequestColumns:
     def offered_rps(self) -> float | None:
         """Achieved arrival rate [requests/s]: gaps divided by the span; None where there is no span (a burst)."""
         return (len(self) - 1) / self.span_s if self.span_s > 0 else None
+
+
+def _taken(ids: Sequence[tuple[int, ...]], rows: NDArray[np.intp]) -> Sequence[tuple[int, ...]]:
+    return ids.take(rows) if isinstance(ids, PrefixIds) else [ids[row] for row in rows.tolist()]
 
 
 class Client(Protocol):
@@ -127,6 +150,9 @@ class Client(Protocol):
 
     def answered(self, request: Request, now: float) -> None:
         """Told of each request's end at ``now`` [s], in order of time: completed, rejected or out of memory alike."""
+
+    def failed(self, request: Request, now: float) -> None:
+        """Told instead of `answered` where the engine says that the request ended without an answer."""
 
 
 class OpenLoop:
@@ -158,6 +184,9 @@ class OpenLoop:
 
     def answered(self, request: Request, now: float) -> None:
         """An open loop does not react."""
+
+    def failed(self, request: Request, now: float) -> None:
+        """Nor here."""
 
 
 class HeldBack:
@@ -200,9 +229,17 @@ class HeldBack:
 
     def answered(self, request: Request, now: float) -> None:
         """Frees a slot at ``now`` [s]."""
+        self._free(now)
+        self._client.answered(request, now)
+
+    def failed(self, request: Request, now: float) -> None:
+        """A request that failed is in flight no more."""
+        self._free(now)
+        self._client.failed(request, now)
+
+    def _free(self, now: float) -> None:
         assert not self._answers_s or now >= self._answers_s[-1], "answers out of order"
         self._answers_s.append(now)
-        self._client.answered(request, now)
 
 
 class ClosedLoop:
@@ -244,3 +281,7 @@ class ClosedLoop:
             assert not self._due_s or due_s >= self._due_s[-1], "answers out of order"
             self._planned += 1
             self._due_s.append(due_s)
+
+    def failed(self, request: Request, now: float) -> None:
+        """A user whose request failed thinks and goes on."""
+        self.answered(request, now)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from servecast.errors import InputError
 from servecast.workload.clients import LengthColumns, RequestColumns
+from servecast.workload.vllm_random import RandomLengths
 
 if TYPE_CHECKING:
     from servecast.workload.arrivals import Arrivals
@@ -18,17 +20,27 @@ if TYPE_CHECKING:
 
 
 def generate(arrivals: Arrivals, lengths: Lengths, requests: int, seed: int) -> RequestColumns:
-    """``requests`` requests of an open loop; the same arguments give the same bytes."""
-    times_s = arrivals.times(requests, _streams(seed)[0])
-    return RequestColumns(times_s, *generate_lengths(lengths, requests, seed))
+    """``requests`` requests of an open loop; the same arguments give the same bytes.
+
+    Fewer where a schedule of rates ends before; none at all is an InputError.
+    """
+    times_s = arrivals.times(requests, streams(seed)[0])
+    if requests and not len(times_s):
+        raise InputError("arrivals", "the schedule ends before the first request; give it a higher rate, or more time")
+    drawn = generate_lengths(lengths, len(times_s), seed)
+    if not isinstance(lengths, RandomLengths) or not lengths.prefix_tokens:
+        return RequestColumns(times_s, *drawn)
+    ids = lengths.shared_prefix(len(drawn.prompt_tokens))
+    return RequestColumns(times_s, *drawn, prefix_ids=ids, prefix_block_size=lengths.block_size)
 
 
 def generate_lengths(lengths: Lengths, requests: int, seed: int) -> LengthColumns:
     """The lengths alone, the same as `generate` gives for that seed: what a closed loop sends."""
-    _, prompt_rng, output_rng = _streams(seed)
+    _, prompt_rng, output_rng = streams(seed)
     return lengths.draw(requests, prompt_rng, output_rng)
 
 
-def _streams(seed: int) -> tuple[np.random.Generator, ...]:
+def streams(seed: int | np.random.SeedSequence, n: int = 3) -> tuple[np.random.Generator, ...]:
     """Generators of arrivals, prompts, outputs. A further stream goes at the end, so that these keep their numbers."""
-    return tuple(map(np.random.default_rng, np.random.SeedSequence(seed).spawn(3)))
+    root = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+    return tuple(map(np.random.default_rng, root.spawn(n)))

@@ -1,9 +1,9 @@
-"""Azure LLM inference traces of 2023 and 2024: CSV with ``TIMESTAMP,ContextTokens,GeneratedTokens``.
+"""Azure LLM inference traces of 2023, 2024 and 2025: CSV with ``TIMESTAMP,ContextTokens,GeneratedTokens``.
 
 2023: ``2023-11-16 18:15:46.6805900`` without a zone, 7 digits (100 ns), CRLF, no final newline. 2024:
 ``2024-05-12 00:00:00.001163+00:00``, no fraction on whole seconds. Times are kept as exact whole nanoseconds; one
-without a zone is taken as UTC. The multimodal trace of 2025 has an image column too, and is not of this format.
-Source: github.com/Azure/AzurePublicDataset.
+without a zone is taken as UTC. 2025 (multimodal): ``2024-10-15T12:00:00.269Z`` and a column ``NumImages``, which is not
+read. Source: github.com/Azure/AzurePublicDataset.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from servecast.workload.traces.delimited import Delimited
+from servecast.workload.traces.delimited import Clock, Delimited, fixed
 from servecast.workload.traces.rows import Malformed
 
 if TYPE_CHECKING:
@@ -28,8 +28,13 @@ _YEARS = "1700", "2262"  # what fits whole nanoseconds; numpy wraps beyond witho
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def _time_of(text: str) -> int:
-    """Nanoseconds since 1970."""
+def is_date(text: str) -> bool:
+    """Whether this is how these traces write a time."""
+    return _ANY.fullmatch(text) is not None
+
+
+def time_of(text: str) -> int:
+    """Nanoseconds since 1970; what is no date and time is Malformed."""
     if not text:
         raise Malformed(f"{TIME} is missing", "")
     match = _ANY.fullmatch(text)
@@ -48,7 +53,8 @@ def _time_of(text: str) -> int:
     return (passed.days * 86_400 + passed.seconds) * 10**9 + int((fraction or "").ljust(9, "0"))
 
 
-def _times_of(texts: tuple[str, ...]) -> NDArray[np.int64] | None:
+def times_of(texts: tuple[str, ...]) -> NDArray[np.int64] | None:
+    """Nanoseconds since 1970 of a whole column; None where one of them needs a closer look."""
     for suffix in ("+00:00", "Z"):
         if texts[0].endswith(suffix):
             if not all(text.endswith(suffix) for text in texts):
@@ -63,4 +69,14 @@ def _times_of(texts: tuple[str, ...]) -> NDArray[np.int64] | None:
         return None
 
 
-AZURE = Delimited("azure", "ns", True, TIME, "ContextTokens", "GeneratedTokens", _time_of, _times_of, only=True)
+DATES = Clock(time_of, times_of)
+COLUMNS = f"{TIME},ContextTokens,GeneratedTokens"
+AZURE = Delimited(
+    "azure", f"CSV with the columns {COLUMNS}", fixed(COLUMNS, only=True, unit="ns", clock=DATES, dates=True)
+)
+AZURE_LMM = Delimited(
+    "azure_lmm",
+    f"CSV with the columns {COLUMNS} and NumImages",
+    fixed(f"{COLUMNS},NumImages", only=True, unit="ns", clock=DATES, dates=True),
+    remark="NumImages is not read: only the tokens of ContextTokens are served",
+)

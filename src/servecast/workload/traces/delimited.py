@@ -1,123 +1,236 @@
 """Comma-separated traces with a header: what the CSV formats share.
 
 A block of lines is first taken whole, column by column; only if anything in it is unusual is it read again row by row,
-which finds the reason. Both ways give the same rows. One line is one row: a quoted field holds no line break.
+which finds the reason. Both ways give the same rows. One line is one row: a quoted field may hold commas, no line
+break.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import csv
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
+from math import nan
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from servecast.workload.lengths import LONGEST_TOKENS
-from servecast.workload.traces.rows import Block, Malformed, whole
+from servecast.workload.traces.rows import LATEST, Block, Malformed, Row, block_of, moment, number, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from servecast.workload.traces.rows import Rejections
+    from servecast.workload.traces.source import Content
 
 
 LINES = 16_384  # lines of a block
 
 
 @dataclass(frozen=True)
-class Delimited:
-    """A CSV format: the names of its columns, and how its times are written.
+class Clock:
+    """How the times of a column are written: one by one, and a whole column if all of it is plain (else None)."""
 
-    ``time_of(text)`` reads one time or raises Malformed; ``times_of(texts)`` reads a column of plain ones, or returns
-    None if any of them needs a closer look. ``only`` refuses a header with further columns: another format has them.
-    """
-
-    name: str
-    unit: str
-    absolute: bool
-    time: str
-    prompt_tokens: str
-    output_tokens: str
     time_of: Callable[[str], float]
     times_of: Callable[[tuple[str, ...]], NDArray[np.number] | None]
-    only: bool = False
 
-    prefix_block_size = None
 
-    @property
-    def signature(self) -> str:
-        """The columns it is recognised by."""
-        return f"CSV with the columns {','.join(self._needed)}"
+@dataclass(frozen=True)
+class Layout:
+    """Which columns of one file mean what. ``time`` is None for lengths alone, ``unit`` where the header has none.
 
-    @property
-    def _needed(self) -> tuple[str, str, str]:
-        return self.time, self.prompt_tokens, self.output_tokens
+    names : columns that may have empty cells: session, tenant
+    numbers : ttft_s, e2e_s, sent, delay: may be empty too
+    zero_failed : no output tokens means that the request failed
+    dates : times are dates
+    """
 
-    def fits(self, head: list[str]) -> bool:
+    time: str | None
+    prompt_tokens: str
+    output_tokens: str
+    unit: str | None = "s"
+    clock: Clock | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    priority: str | None = None
+    prefix_ids: str | None = None
+    prefix_block_size: int | None = None
+    zero_failed: bool = False
+    dates: bool = False
+
+
+@dataclass(frozen=True)
+class Delimited:
+    """A CSV format. ``layout(header, first row)`` says what its columns mean; None for a header of another format."""
+
+    name: str
+    signature: str
+    layout: Callable[[list[str], list[str]], Layout | None]
+    remark: str | None = None
+
+    counted = "line"
+
+    def _layout(self, content: Content) -> Layout | None:
+        if not content.head or content.first is not None:
+            return None
+        return self.layout(_fields(content.head[0]), _fields(content.head[1]) if len(content.head) > 1 else [])
+
+    def fits(self, content: Content) -> bool:
         """Whether the first line is a header with these columns."""
-        header = _fields(head[0])
-        return sorted(header) == sorted(self._needed) if self.only else set(self._needed) <= set(header)
+        return self._layout(content) is not None
 
-    def blocks(self, lines: Iterator[str], rejections: Rejections) -> Iterator[Block]:
+    def unit(self, content: Content) -> str | None:
+        """The unit in the header, or that of the format."""
+        layout = self._layout(content)
+        return layout.unit if layout else None
+
+    def absolute(self, content: Content) -> bool:
+        """Whether times are written as dates."""
+        layout = self._layout(content)
+        return layout is not None and layout.dates
+
+    def prefix_block_size(self, content: Content) -> int | None:
+        """The one in the header."""
+        layout = self._layout(content)
+        return layout.prefix_block_size if layout else None
+
+    def blocks(self, content: Content, rejections: Rejections) -> Iterator[Block]:
         """The rows below the header."""
+        layout = self._layout(content)
+        assert layout is not None, "only what fits is read"
+        lines = content.lines()
         before = 1  # lines ahead of the block
         for line in lines:
             if line.strip():
                 break
             rejections.blank_lines += 1
             before += 1
-        header = _fields(line)
-        columns = tuple(map(header.index, self._needed))
+        table = _Table(layout, _fields(line))
         while block := list(islice(lines, LINES)):
-            yield self._quick(block, before, len(header), columns) or self._careful(
-                block, before, len(header), columns, rejections
-            )
+            yield table.quick(block, before) or table.careful(block, before, rejections)
             before += len(block)
 
-    def _quick(self, block: list[str], before: int, width: int, columns: tuple[int, ...]) -> Block | None:
+
+class _Table:
+    """The rows of one file."""
+
+    def __init__(self, layout: Layout, header: list[str]) -> None:
+        self.layout = layout
+        self.clock = layout.clock or seconds(layout.time or "")
+        self.width = len(header)
+        self.at = {name: place for place, name in reversed(list(enumerate(header)))}
+
+    def quick(self, block: list[str], before: int) -> Block | None:
         """The block column by column; None unless every row is as plain as can be."""
-        rows = [line.split(",") for line in "".join(block).removesuffix("\n").split("\n")]
-        if any(len(row) != width for row in rows):
+        if self.layout.prefix_ids is not None or self.layout.priority is not None:
+            return None
+        joined = "".join(block).removesuffix("\n")
+        if '"' in joined:
+            return None
+        rows = [line.split(",") for line in joined.split("\n")]
+        if any(len(row) != self.width for row in rows):
             return None
         texts = list(zip(*rows, strict=True))
-        times = self.times_of(texts[columns[0]])
-        prompt, output = _counts(texts[columns[1]]), _counts(texts[columns[2]])
-        if times is None or prompt is None or output is None:
+        del rows
+        layout, at = self.layout, self.at
+        times = None if layout.time is None else self.clock.times_of(texts[at[layout.time]])
+        prompt, output = _counts(texts[at[layout.prompt_tokens]]), _counts(texts[at[layout.output_tokens]])
+        if (times is None and layout.time is not None) or prompt is None or output is None:
             return None
-        return Block(np.arange(before + 1, before + 1 + len(rows)), times, prompt, output)
+        columns: dict[str, Any] = {}
+        for role, name in layout.numbers.items():
+            columns[role] = _spans(texts[at[name]])
+            if columns[role] is None:
+                return None
+        for role, name in layout.names.items():
+            columns[role] = [text.strip() or None for text in texts[at[name]]]
+        if layout.zero_failed:
+            columns["failed"] = output == 0
+        renamed = {_PLURAL.get(role, role): column for role, column in columns.items()}
+        return Block(np.arange(before + 1, before + 1 + len(block)), times, prompt, output, **renamed)
 
-    def _careful(
-        self, block: list[str], before: int, width: int, columns: tuple[int, ...], rejections: Rejections
-    ) -> Block:
+    def careful(self, block: list[str], before: int, rejections: Rejections) -> Block:
         """The block row by row; rows that cannot be understood go to ``rejections``."""
-        rows: list[tuple[int, float, int, int]] = []
-        for number, line in enumerate(block, before + 1):
-            if not line.strip():
+        rows: list[Row] = []
+        for line, text in enumerate(block, before + 1):
+            if not text.strip():
                 rejections.blank_lines += 1
                 continue
             try:
-                fields = _fields(line)
-                if len(fields) != width:
-                    raise Malformed(f"row without {width} fields", line.rstrip("\n"))
-                time, prompt, output = (fields[column] for column in columns)
-                rows.append(
-                    (number, self.time_of(time), whole(self.prompt_tokens, prompt), whole(self.output_tokens, output))
-                )
+                rows.append(self._row(line, text))
             except Malformed as fault:
-                rejections.malformed(number, fault)
-        lines, times, prompts, outputs = zip(*rows, strict=True) if rows else ((), (), (), ())
-        return Block(
-            np.array(lines, np.int64),
-            np.array(times, np.int64 if self.absolute else np.float64),
-            np.array(prompts, np.int64),
-            np.array(outputs, np.int64),
-        )
+                rejections.malformed(line, fault)
+        return block_of(rows)
+
+    def _row(self, line: int, text: str) -> Row:
+        fields = _fields(text)
+        if len(fields) != self.width:
+            raise Malformed(f"row without {self.width} fields", text.rstrip("\n"))
+        layout, at = self.layout, self.at
+        time = None if layout.time is None else self.clock.time_of(fields[at[layout.time]])
+        prompt = whole(layout.prompt_tokens, fields[at[layout.prompt_tokens]])
+        output = whole(layout.output_tokens, fields[at[layout.output_tokens]])
+        more: dict[str, Any] = {role: _span(name, fields[at[name]]) for role, name in layout.numbers.items()}
+        more |= {role: fields[at[name]] or None for role, name in layout.names.items()}
+        if layout.priority is not None:
+            more["priority"] = _priority(layout.priority, fields[at[layout.priority]])
+        if layout.prefix_ids is not None:
+            more["prefix_ids"] = _ids(layout, fields[at[layout.prefix_ids]], prompt)
+        return Row(line, time, prompt, output, failed=layout.zero_failed and not output, **more)
+
+
+_PLURAL = {"session": "sessions", "tenant": "tenants", "delay": "delays"}
+
+
+def seconds(name: str) -> Clock:
+    """Times that are plain numbers from a start at 0, in whatever unit."""
+
+    def time_of(text: str) -> float:
+        return moment(name, number(name, text), text)
+
+    def times_of(texts: tuple[str, ...]) -> NDArray[np.number] | None:
+        joined = "".join(texts)
+        if "_" in joined or not joined.isascii():
+            return None
+        if joined.isdigit() and "" not in texts and max(map(len, texts)) < 19:  # whole ticks stay exact
+            ticks = np.array(list(map(int, texts)), np.int64)
+            return ticks if ticks.max() <= LATEST else None
+        try:
+            times = np.array(list(map(float, texts)))
+        except ValueError:
+            return None
+        return times if np.all((times >= 0) & (times <= LATEST)) else None
+
+    return Clock(time_of, times_of)
+
+
+def fixed(needed: str, only: bool = False, without: str = "", **layout: Any) -> Callable[..., Layout | None]:
+    """The layout of a format that always has the same columns: time, prompt and output of ``needed`` (comma-separated).
+
+    A header with other columns fits too, unless ``only``; one with a column of ``without`` does not.
+    """
+    columns = needed.split(",")
+    time, prompt, output = columns[:3]
+    refused = set(filter(None, without.split(",")))
+
+    def of(header: list[str], _: list[str]) -> Layout | None:
+        if not set(columns) <= set(header) or refused & set(header) or (only and sorted(columns) != sorted(header)):
+            return None
+        return Layout(time or None, prompt, output, **layout)
+
+    return of
 
 
 def _fields(line: str) -> list[str]:
-    return [text.strip().strip('"').strip() for text in line.split(",")]
+    if '"' in line:
+        try:
+            return [text.strip() for text in next(csv.reader([line.strip()], skipinitialspace=True))]
+        except csv.Error:  # a field longer than the csv module takes
+            return [line]
+    return [text.strip() for text in line.split(",")]
 
 
 def _counts(texts: tuple[str, ...]) -> NDArray[np.int64] | None:
@@ -126,3 +239,32 @@ def _counts(texts: tuple[str, ...]) -> NDArray[np.int64] | None:
         return None
     counts = np.array(list(map(int, texts)), np.int64)
     return counts if counts.max() <= LONGEST_TOKENS else None
+
+
+def _spans(texts: tuple[str, ...]) -> NDArray[np.float64] | None:
+    if "" not in texts:
+        times = seconds("").times_of(texts)
+        return None if times is None else times.astype(np.float64)
+    return None
+
+
+def _span(name: str, text: str) -> float:
+    return moment(name, number(name, text), text) if text else nan
+
+
+def _priority(name: str, text: str) -> int:
+    value = number(name, text or "0")
+    if value != int(value) or abs(value) > LONGEST_TOKENS:
+        raise Malformed(f"{name} is not a whole number", text)
+    return int(value)
+
+
+def _ids(layout: Layout, text: str, prompt: int) -> tuple[int, ...]:
+    try:
+        ids = tuple(map(int, text.split()))
+    except ValueError:
+        raise Malformed(f"{layout.prefix_ids} are not whole numbers with spaces between", text) from None
+    assert layout.prefix_block_size is not None, "ids have a block size"
+    if len(ids) > -(-prompt // layout.prefix_block_size):
+        raise Malformed(f"{layout.prefix_ids} are more than the prompt has blocks", f"{len(ids)} for {prompt} tokens")
+    return ids

@@ -1,115 +1,100 @@
-"""Mooncake traces: JSON lines with ``timestamp`` [ms], ``input_length``, ``output_length`` and ``hash_ids``.
+"""Mooncake traces, their session form, and vLLM's timed traces: JSON lines with the same keys in different units.
 
-An id stands for a block of 512 prompt tokens together with all blocks before it; the last one may be partial, so a
-prompt has ceil(input_length / 512) of them. Ids are kept as they are. No ids, or an empty list, means that the prefix
-is not known. The same keys with ``chat_id`` (Bailian, in seconds) or with sessions and delays are other formats.
-Source: github.com/kvcache-ai/Mooncake, FAST '25 release.
+Mooncake: ``timestamp`` [ms], ``input_length``, ``output_length`` and ``hash_ids``. An id stands for a block of 512
+prompt tokens together with all blocks before it; the last one may be partial, so a prompt has ceil(input_length / 512)
+of them. Ids are kept as they are. No ids, or an empty list, means that the prefix is not known.
+
+Session form (AIPerf): rows of one ``session_id`` are turns; a turn has a ``timestamp``, or a ``delay`` [ms] after the
+turn before it was answered. vLLM's ``timed_trace`` has the same keys in seconds and blocks of 16 tokens: where ids are
+there, their number tells the two apart; without ids a file is taken for Mooncake's, and says so.
+
+The same keys with ``chat_id`` (Bailian) are another format. Sources: github.com/kvcache-ai/Mooncake, FAST '25 release;
+AIPerf 0.13 mooncake_trace; vLLM 0.32 ``vllm bench serve --dataset-name timed_trace``.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING
+from math import nan
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from servecast.workload.traces.rows import Block, Malformed, count, moment
+from servecast.workload.traces.json_lines import JsonLines
+from servecast.workload.traces.rows import Malformed, Row, moment_in, tokens_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
-    from servecast.workload.traces.rows import Rejections
-
-LINES = 16_384  # lines of a block
-PREFIX_BLOCK_SIZE = 512
-_NEEDED = {"timestamp", "input_length", "output_length"}
-_OTHER = {"chat_id", "parent_chat_id", "session_id", "delay"}
+LENGTHS = {"input_length", "output_length"}
+PREFIX_BLOCK_SIZE, TIMED_TRACE_BLOCK_SIZE = 512, 16
+_OTHER = {"chat_id", "parent_chat_id"}
 
 
-@dataclass(frozen=True)
-class Mooncake:
-    """The reader; it has no parameters."""
-
-    name = "mooncake"
-    signature = "JSON lines with timestamp, input_length, output_length"
-    unit = "ms"
-    absolute = False
-    prefix_block_size = PREFIX_BLOCK_SIZE
-
-    def fits(self, head: list[str]) -> bool:
-        """Whether the first line that is an object has the keys, and none of another format."""
-        for line in head:
-            try:
-                keys = _row(line).keys()
-            except Malformed:
-                continue
-            return keys >= _NEEDED and not keys & _OTHER
-        return False
-
-    def blocks(self, lines: Iterator[str], rejections: Rejections) -> Iterator[Block]:
-        """The rows of the file."""
-        before = 0
-        while block := list(islice(lines, LINES)):
-            rows = []
-            for number, line in enumerate(block, before + 1):
-                if not line.strip():
-                    rejections.blank_lines += 1
-                    continue
-                try:
-                    rows.append((number, *_request(_row(line))))
-                except Malformed as fault:
-                    rejections.malformed(number, fault)
-            before += len(block)
-            numbers, times, prompts, outputs, ids = zip(*rows, strict=True) if rows else ((), (), (), (), ())
-            yield Block(
-                np.array(numbers, np.int64),
-                np.array(times, np.int64 if all(type(time) is int for time in times) else np.float64),
-                np.array(prompts, np.int64),
-                np.array(outputs, np.int64),
-                list(ids),
-            )
+def hashes(row: dict[str, Any], prompt: int, block_size: int) -> list[int]:
+    """The ids of a row, one for each block of the prompt, the last maybe partial; anything else is Malformed."""
+    ids = row.get("hash_ids")
+    if not ids and (ids is None or isinstance(ids, list)):
+        return []
+    if not isinstance(ids, list) or any(type(id_) is not int for id_ in ids):
+        raise Malformed("hash_ids is not a list of whole numbers", json.dumps(ids))
+    blocks = -(-prompt // block_size)
+    if len(ids) != blocks:
+        raise Malformed(
+            f"hash_ids are not one for each {block_size} tokens of the prompt",
+            f"{len(ids)} for {prompt} tokens, expected {blocks}",
+        )
+    return ids
 
 
-def _row(line: str) -> dict[str, object]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise Malformed("row is not JSON", f"{error.msg} at column {error.colno}") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, nesting without end
-        raise Malformed("row is not JSON", str(error)) from None
-    if not isinstance(row, dict):
-        raise Malformed("row is not a JSON object", line.strip())
+def _row(block_size: int) -> Callable[[int, dict[str, Any]], Row]:
+    def row(line: int, values: dict[str, Any]) -> Row:
+        delay = moment_in(values, "delay") if values.get("delay") is not None else None
+        # A turn that waits for the one before has no time of its own: see `trace_file`, which gives it one.
+        time = moment_in(values, "timestamp") if delay is None or values.get("timestamp") is not None else 0
+        prompt, output = tokens_in(values, "input_length"), tokens_in(values, "output_length")
+        ids = hashes(values, prompt, block_size)
+        if delay is None and "session_id" not in values:
+            return Row(line, time, prompt, output, ids)
+        session = values.get("session_id")
+        if session is None and delay is not None:
+            raise Malformed("delay without a session_id", delay)
+        if session is not None and (isinstance(session, bool) or not isinstance(session, str | int)):
+            raise Malformed("session_id is not a name", json.dumps(session))
+        named = None if session is None else str(session)
+        return Row(line, time, prompt, output, ids, named, delay=nan if delay is None else delay / 1000)
+
     return row
 
 
-def _request(row: dict[str, object]) -> tuple[float, int, int, tuple[int, ...]]:
-    time = moment("timestamp", _number(row, "timestamp"), row["timestamp"])
-    prompt, output = (count(name, _number(row, name), row[name]) for name in ("input_length", "output_length"))
-    ids = row.get("hash_ids")
-    if not ids and (ids is None or isinstance(ids, list)):
-        return time, prompt, output, ()
-    if not isinstance(ids, list) or any(type(id_) is not int for id_ in ids):
-        raise Malformed("hash_ids is not a list of whole numbers", json.dumps(ids))
-    blocks = -(-prompt // PREFIX_BLOCK_SIZE)
-    if len(ids) != blocks:
-        raise Malformed(
-            f"hash_ids are not one for each {PREFIX_BLOCK_SIZE} tokens of the prompt",
-            f"{len(ids)} for {prompt} tokens, expected {blocks}",
-        )
-    return time, prompt, output, tuple(ids)
+def _keys(row: dict[str, Any]) -> bool:
+    return row.keys() >= LENGTHS and bool(row.keys() & {"timestamp", "delay"}) and not row.keys() & _OTHER
 
 
-def _number(row: dict[str, object], name: str) -> float:
-    value = row.get(name)
-    if value is None:
-        raise Malformed(f"{name} is missing", "")
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Malformed(f"{name} is not a number", json.dumps(value))
-    if isinstance(value, float) and not np.isfinite(value):
-        raise Malformed(f"{name} is not finite", str(value))
-    return value
+def _in_blocks_of_16(rows: list[dict[str, Any]]) -> bool:
+    """Whether the ids tell that this is vLLM's timed trace: the first row whose ids fit one size and not the other."""
+    for row in rows:
+        ids, prompt = row.get("hash_ids"), row.get("input_length")
+        if isinstance(ids, list) and ids and type(prompt) is int:
+            fits = [len(ids) == -(-prompt // size) for size in (PREFIX_BLOCK_SIZE, TIMED_TRACE_BLOCK_SIZE)]
+            if fits[0] != fits[1]:
+                return fits[1]
+    return False
 
 
-MOONCAKE = Mooncake()
+MOONCAKE = JsonLines(
+    "mooncake",
+    "JSON lines with timestamp, input_length, output_length",
+    _keys,
+    _row(PREFIX_BLOCK_SIZE),
+    "ms",
+    block_size=PREFIX_BLOCK_SIZE,
+    among=lambda rows: not _in_blocks_of_16(rows),
+)
+TIMED_TRACE = JsonLines(
+    "timed_trace",
+    "JSON lines with timestamp [s], input_length, output_length and hash_ids for each 16 tokens",
+    lambda row: _keys(row) and "timestamp" in row and "session_id" not in row,
+    _row(TIMED_TRACE_BLOCK_SIZE),
+    "s",
+    block_size=TIMED_TRACE_BLOCK_SIZE,
+    among=_in_blocks_of_16,
+)

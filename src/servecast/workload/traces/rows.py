@@ -7,65 +7,163 @@ server can answer it (no prompt, no answer) or the user left it out (over a limi
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from math import isfinite, nan
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from servecast.errors import InputError
 from servecast.workload.lengths import LONGEST_TOKENS
+from servecast.workload.prefixes import PrefixIds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
+
+    from servecast.workload.traces.source import Content
 
 LATEST = 2**62  # in any unit: a time beyond it is taken for a mistake
 LISTED = 10  # lines named for each reason when it is printed; all are kept
 
 
 class Block(NamedTuple):
-    """Some well-formed rows of a file, in its order.
+    """Some well-formed rows of a file, in its order. What a format does not have is None.
 
-    lines : (n,) int64, line numbers from 1
-    times : (n,) int64 or float64 in the reader's unit
+    lines : (n,) int64, line numbers from 1 (of a document: the numbers of its requests)
+    times : (n,) int64 or float64 in the reader's unit; None where the format has lengths only
     prompt_tokens, output_tokens : (n,) int64 [tokens], 0 allowed
-    prefix_ids : n tuples of hash ids, or None
+    prefix_ids : n tuples of hash ids
+    sessions, tenants : n names or None each
+    delays : (n,) float64 [s], NaN but where a turn waits so long after the answer to the one before
+    priorities : (n,) int64
+    failed : (n,) bool, requests that failed where the trace was taken
+    sent : (n,) float64 [s] of the clock of times, when the client sent the request; None: at its time
+    ttft_s, e2e_s : (n,) float64 [s] from sent, as measured; NaN where unknown
+    itl_s : n lists of measured gaps between tokens [s]
     """
 
     lines: NDArray[np.int64]
-    times: NDArray[np.number]
+    times: NDArray[np.number] | None
     prompt_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
-    prefix_ids: list[tuple[int, ...]] | None = None
+    prefix_ids: PrefixIds | None = None
+    sessions: list[str | None] | None = None
+    tenants: list[str | None] | None = None
+    delays: NDArray[np.float64] | None = None
+    priorities: NDArray[np.int64] | None = None
+    failed: NDArray[np.bool_] | None = None
+    sent: NDArray[np.float64] | None = None
+    ttft_s: NDArray[np.float64] | None = None
+    e2e_s: NDArray[np.float64] | None = None
+    itl_s: list[tuple[float, ...]] | None = None
 
     def take(self, rows: NDArray[np.intp]) -> Block:
-        """The rows at these positions, in that order."""
-        ids = self.prefix_ids
-        return Block(
-            self.lines[rows],
-            self.times[rows],
-            self.prompt_tokens[rows],
-            self.output_tokens[rows],
-            None if ids is None else [ids[row] for row in rows.tolist()],
-        )
+        """The rows at these positions, in that order; the block itself where these are all its rows."""
+        if len(rows) == len(self.lines) and np.array_equal(rows, np.arange(len(rows))):
+            return self
+        return Block._make(_taken(column, rows) for column in self)
+
+
+def _taken(column: object, rows: NDArray[np.intp]) -> object:
+    if column is None:
+        return None
+    if isinstance(column, PrefixIds):
+        return column.take(rows)
+    return [column[row] for row in rows.tolist()] if isinstance(column, list) else column[rows]  # type: ignore[index]
 
 
 def joined(blocks: list[Block]) -> Block:
-    """All rows as one block; ids are None where no row has any."""
+    """All rows as one block; a column is None where no row has anything in it."""
+    blocks = [block for block in blocks if len(block.lines)]
     if not blocks:
         nothing = np.empty(0, np.int64)
         return Block(nothing, nothing, nothing, nothing)
-    lines, times, prompts, outputs, ids = zip(*blocks, strict=True)
-    known = any(any(some) for some in ids if some is not None)
+    sizes = [len(block.lines) for block in blocks]
     return Block(
-        np.concatenate(lines),
-        np.concatenate(times),
-        np.concatenate(prompts),
-        np.concatenate(outputs),
-        list(chain.from_iterable(ids)) if known else None,
+        *(
+            _joined(column, sizes, _NOTHING.get(name))
+            for name, column in zip(Block._fields, zip(*blocks, strict=True), strict=True)
+        )
     )
+
+
+_NOTHING: dict[str, Any] = {"priorities": 0, "failed": False, "itl_s": (), "delays": nan} | dict.fromkeys(
+    ("sent", "ttft_s", "e2e_s"), nan
+)  # what stands in a column for the rows of a block that lacks it
+
+
+def _joined(parts: tuple[Any, ...], sizes: list[int], nothing: object) -> Any:
+    some = next((part for part in parts if part is not None), None)
+    if some is None:
+        return None
+    if isinstance(some, PrefixIds):
+        return PrefixIds.joined(
+            PrefixIds.of([()] * size) if part is None else part for part, size in zip(parts, sizes, strict=True)
+        )
+    filled = ([nothing] * size if part is None else part for part, size in zip(parts, sizes, strict=True))
+    return list(chain.from_iterable(filled)) if isinstance(some, list) else np.concatenate(list(filled))
+
+
+class Row(NamedTuple):
+    """One well-formed row, for formats that are read row by row; fields as in `Block`."""
+
+    line: int
+    time: float | None
+    prompt_tokens: int
+    output_tokens: int
+    prefix_ids: Sequence[int] = ()
+    session: str | None = None
+    tenant: str | None = None
+    delay: float = nan
+    priority: int = 0
+    failed: bool = False
+    sent: float = nan
+    ttft_s: float = nan
+    e2e_s: float = nan
+    itl_s: tuple[float, ...] = ()
+
+
+def block_of(rows: list[Row]) -> Block:
+    """Rows as columns; all of them have a time, or none."""
+    if not rows:
+        return joined([])
+    lines, times, prompts, outputs, ids, sessions, tenants, delays, priorities, failed, sent, ttft, e2e, itl = zip(
+        *rows, strict=True
+    )
+    exact = all(type(time) is int for time in times)
+    return Block(
+        np.array(lines, np.int64),
+        None if times[0] is None else np.array(times, np.int64 if exact else np.float64),
+        np.array(prompts, np.int64),
+        np.array(outputs, np.int64),
+        PrefixIds.of(ids) if any(ids) else None,
+        list(sessions) if any(name is not None for name in sessions) else None,
+        list(tenants) if any(name is not None for name in tenants) else None,
+        _numbers(delays),
+        np.array(priorities, np.int64) if any(priorities) else None,
+        np.array(failed) if any(failed) else None,
+        _numbers(sent),
+        _numbers(ttft),
+        _numbers(e2e),
+        list(itl) if any(itl) else None,
+    )
+
+
+def _numbers(values: tuple[float, ...]) -> NDArray[np.float64] | None:
+    column = np.array(values, np.float64)
+    return None if np.isnan(column).all() else column
+
+
+class LeftOut(Exception):  # noqa: N818 (a row is left out; that is no error)
+    """Raised by the parser of a row that is well-formed, and no request to send: ``reason`` groups rows."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class Malformed(Exception):  # noqa: N818 (a row is malformed; the error is the InputError that may come of it)
@@ -84,22 +182,28 @@ class Rejected:
     reason: str
     lines: tuple[int, ...]
     example: str = ""
+    counted: str = "line"
 
     def __str__(self) -> str:
         named = ", ".join(map(str, self.lines[:LISTED]))
         more = f" and {len(self.lines) - LISTED:,} more" if len(self.lines) > LISTED else ""
         example = f", for example {self.example}" if self.example else ""
-        plural = len(self.lines) > 1
-        return f"{len(self.lines):,} row{'s' * plural}: {self.reason}{example} (line{'s' * plural} {named}{more})"
+        plural = "s" * (len(self.lines) > 1)
+        return f"{len(self.lines):,} row{plural}: {self.reason}{example} ({self.counted}{plural} {named}{more})"
 
 
 @dataclass
 class Rejections:
-    """Collects rows turned away; ``strict`` makes the first malformed row of the file at ``path`` an error."""
+    """Collects rows turned away; ``strict`` makes the first malformed row of the file at ``path`` an error.
+
+    ``counted`` is what the numbers of rows count: lines, or the requests of a document.
+    """
 
     path: str
     strict: bool
+    counted: str = "line"
     blank_lines: int = 0
+    notes: list[str] = field(default_factory=list)
     _lines: dict[str, list[int]] = field(default_factory=dict)
     _examples: dict[str, str] = field(default_factory=dict)
     _first: tuple[int, Malformed] | None = None
@@ -117,6 +221,10 @@ class Rejections:
         if self._first is None:
             self._first = line, fault
 
+    def left_out(self, line: int, reason: str) -> None:
+        """Notes a row that is no request to send."""
+        self._lines.setdefault(reason, []).append(line)
+
     def unservable(self, lines: NDArray[np.int64], reason: str) -> None:
         """Notes well-formed rows that cannot be sent."""
         if len(lines):
@@ -127,15 +235,16 @@ class Rejections:
         if self.strict and self._first:
             line, fault = self._first
             value = f" ({shown(str(fault.value))})" if str(fault.value) else ""
+            place = f"{self.path}:{line}" if self.counted == "line" else f"{self.path}: {self.counted} {line}"
             raise InputError(
-                f"{self.path}:{line}",
+                place,
                 f"{fault.reason}{value}; mend the row, or leave such rows out and count them with on_bad_row: skip",
             )
 
     def all(self) -> tuple[Rejected, ...]:
         """All reasons, in order of their first lines."""
         rejected = (
-            Rejected(reason, tuple(sorted(lines)), self._examples.get(reason, ""))
+            Rejected(reason, tuple(sorted(lines)), self._examples.get(reason, ""), self.counted)
             for reason, lines in self._lines.items()
         )
         return tuple(sorted(rejected, key=lambda rejected: rejected.lines))
@@ -148,27 +257,34 @@ def shown(text: str) -> str:
 
 
 class Reader(Protocol):
-    """One format. ``signature`` says what it is recognised by; ``unit`` is that of its times."""
+    """One format. ``signature`` says what it is recognised by."""
 
     @property
     def name(self) -> str: ...
     @property
     def signature(self) -> str: ...
     @property
-    def unit(self) -> str: ...
-    @property
-    def absolute(self) -> bool:
-        """Whether times are dates, whose unit nobody may override."""
+    def counted(self) -> str:
+        """What its rows are numbered by: ``line``, or ``request`` of a document."""
 
     @property
-    def prefix_block_size(self) -> int | None:
+    def remark(self) -> str | None:
+        """What a user should know of every file of this format."""
+
+    def fits(self, content: Content) -> bool:
+        """Whether the file is of this format."""
+
+    def unit(self, content: Content) -> str | None:
+        """Unit of the times in the file; None where the file does not say, and the user must."""
+
+    def absolute(self, content: Content) -> bool:
+        """Whether times are a clock's, in a unit that nobody may override."""
+
+    def prefix_block_size(self, content: Content) -> int | None:
         """Tokens that one prefix id stands for, or None where the format has none."""
 
-    def fits(self, head: list[str]) -> bool:
-        """Whether a file that starts with these lines (blank ones left out) is of this format."""
-
-    def blocks(self, lines: Iterator[str], rejections: Rejections) -> Iterator[Block]:
-        """The rows of the file, block by block; ``lines`` are all its lines, blank ones and header included."""
+    def blocks(self, content: Content, rejections: Rejections) -> Iterator[Block]:
+        """The rows of the file, block by block."""
 
 
 def whole(name: str, text: str) -> int:
@@ -209,3 +325,43 @@ def moment(name: str, value: float, written: object) -> float:
     if value > LATEST:
         raise Malformed(f"{name} is too large", written)
     return value
+
+
+def field_of(row: dict[str, Any], name: str) -> Any:
+    """``row[name]`` where dots lead into nested objects; what is missing is Malformed."""
+    value: Any = row
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    if value is None:
+        raise Malformed(f"{name} is missing", "")
+    return value
+
+
+def numeric(name: str, value: object) -> float:
+    """A finite JSON number; anything else is Malformed, text of digits and true as well."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Malformed(f"{name} is not a number", json.dumps(value))
+    if not isfinite(value) if isinstance(value, float) else abs(value) > LATEST:
+        raise Malformed(f"{name} is not finite" if isinstance(value, float) else f"{name} is too large", value)
+    return value
+
+
+def tokens_in(row: dict[str, Any], name: str) -> int:
+    """The token count under ``name``; see `field_of` and `count`."""
+    value = field_of(row, name)
+    if type(value) is int and value > LONGEST_TOKENS:
+        raise Malformed(f"{name} is above {LONGEST_TOKENS:,}", value)
+    return count(name, numeric(name, value), value)
+
+
+def moment_in(row: dict[str, Any], name: str) -> float:
+    """The time under ``name``; see `field_of` and `moment`."""
+    value = field_of(row, name)
+    return moment(name, numeric(name, value), value)
+
+
+def span(name: str, value: object) -> float:
+    """A duration as a JSON number, at least 0; NaN for none (null); anything else is Malformed."""
+    if value is None:
+        return nan
+    return moment(name, numeric(name, value), value)

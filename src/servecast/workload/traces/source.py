@@ -1,46 +1,197 @@
-"""Opens a trace as lines of text: plain or gzip (told by the first bytes), UTF-8 with or without a byte order mark.
+"""Opens a trace and shows what is in it: lines of text, JSON documents, or a Parquet table.
 
-Line ends may be LF, CRLF or CR, and the last may be missing. A byte that is not UTF-8 becomes U+FFFD, so that only its
-own row is malformed. Lines are numbered as an editor does.
+Text may be plain, gzip or zstandard (told by the first bytes), UTF-8 with or without a byte order mark, with LF, CRLF
+or CR, and the last line end may be missing. A byte that is not UTF-8 becomes U+FFFD, so that only its own row is
+malformed. Lines are numbered as an editor does. Lines are read as they are asked for; a JSON document is read whole.
 """
 
 from __future__ import annotations
 
 import gzip
 import io
+import json
 import zlib
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import TextIO
 
-GZIP = b"\x1f\x8b"
+    from _typeshed import WriteableBuffer
+
+GZIP, ZSTD, PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
 PROBE = 65_536  # bytes looked at to tell text from anything else
+HEAD = 50  # lines by which a format is recognised
+
+
+class Content:
+    """An open file. ``path`` names it; ``part`` is the user's choice where it holds several runs (from 1).
+
+    head : the first lines that are not blank, at most 50; none of a table
+    table : the Parquet file, or None for text
+    """
+
+    def __init__(self, path: str, text: Iterator[str], part: int | None = None, table: Any = None) -> None:
+        self.path = path
+        self.part = part
+        self.table = table
+        self.head: list[str] = []
+        self._start: list[str] = []
+        self._text = text
+        self._whole: str | None = None
+        for line in text:
+            self._start.append(line)
+            if line.strip():
+                self.head.append(line)
+            if len(self.head) == HEAD:
+                break
+        self.fault: str | None = None  # why it is no JSON, where it starts like one
+        self.first = self._first()
+
+    def _first(self) -> Any:
+        """The first JSON object or list of the file; None where it holds none."""
+        if not self.head or self.head[0].lstrip()[:1] not in ("{", "["):
+            return self._object(self.head)
+        goes_on = False
+        try:
+            first = json.loads(self.head[0])
+            if isinstance(first, dict) or (len(self.head) == 1 and _holds_objects(first)):
+                return first
+        except json.JSONDecodeError as error:
+            goes_on = error.pos >= len(self.head[0].rstrip())
+        except (ValueError, RecursionError) as error:
+            self.fault = str(error)
+        if goes_on:
+            try:
+                first = json.JSONDecoder().raw_decode(self.whole.lstrip())[0]
+                if isinstance(first, dict) or _holds_objects(first):
+                    return first
+            except json.JSONDecodeError as error:
+                self.fault = f"{error.msg} at line {error.lineno}, character {error.pos:,}"
+            except (ValueError, RecursionError) as error:
+                self.fault = str(error)
+        return self._object(self.head[1:])
+
+    @staticmethod
+    def _object(lines: list[str]) -> Any:
+        for line in lines:
+            if line.lstrip()[:1] == "{":
+                try:
+                    return json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+        return None
+
+    @property
+    def whole(self) -> str:
+        """All of the text."""
+        if self._whole is None:
+            self._whole = "".join(chain(self._start, self._text))
+        return self._whole
+
+    def lines(self) -> Iterator[str]:
+        """All lines from the first, blank ones and header included. Asked for once."""
+        if self._whole is not None:
+            return iter(io.StringIO(self._whole))
+        return chain(self._start, self._text)
+
+    def documents(self) -> Iterator[tuple[int, Any]]:
+        """The JSON values of the file with the lines on which they start; a ValueError as the last if it is damaged."""
+        decoder, text, at = json.JSONDecoder(), self.whole, 0
+        line, counted = 1, 0
+        while True:
+            at += _blanks(text, at)
+            if at >= len(text):
+                return
+            line, counted = line + text.count("\n", counted, at), at
+            try:
+                value, at = decoder.raw_decode(text, at)
+            except (ValueError, RecursionError) as error:
+                yield line, ValueError(str(error))
+                return
+            yield line, value
+
+
+def _holds_objects(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(one, dict) for one in value)
+
+
+def _blanks(text: str, at: int) -> int:
+    """How many white characters follow."""
+    end = at
+    while end < len(text) and text[end].isspace():
+        end += 1
+    return end - at
 
 
 @contextmanager
-def opened(path: str) -> Iterator[TextIO]:
-    """The text of the file at ``path``. What cannot be read, or is no text, is an InputError, also later on."""
+def opened(path: str, part: int | None = None) -> Iterator[Content]:
+    """The content of the file at ``path``. What cannot be read is an InputError, also later on."""
     try:
         with Path(path).open("rb") as raw:
-            packed = raw.read(2) == GZIP
+            magic = raw.read(4)
             raw.seek(0)
-            plain = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if packed else raw
-            if b"\0" in plain.read(PROBE):
-                raise InputError(path, "is not UTF-8 text; traces are read from CSV or JSON lines, plain or gzip")
-            plain.seek(0)
-            with io.TextIOWrapper(plain, encoding="utf-8-sig", errors="replace") as text:
-                yield text
+            if magic == PARQUET:
+                yield Content(path, iter(()), part, _table(path, raw))
+                return
+            plain = cast("BinaryIO", _unpacked(raw, magic))
+            probe = plain.read(PROBE)
+            if b"\0" in probe:
+                raise InputError(
+                    path, "is not UTF-8 text; traces are read from CSV, JSON (plain, gzip or zstandard) and Parquet"
+                )
+            with io.TextIOWrapper(
+                io.BufferedReader(_Replayed(probe, plain), PROBE), encoding="utf-8-sig", errors="replace"
+            ) as text:
+                yield Content(path, text, part)
     except FileNotFoundError as error:
         raise InputError(path, "no such file; paths are relative to where the command runs, or absolute") from error
     except IsADirectoryError as error:
-        raise InputError(path, "is a folder; name a file in it") from error
+        raise InputError(path, "is a folder; name a file in it (ServeGen's folders are generators)") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(path, f"its gzip stream is damaged or cut ({error}); fetch the file again") from error
     except OSError as error:
         raise InputError(path, f"cannot be read ({error.strerror or error}); check the file") from error
+
+
+def _unpacked(raw: BinaryIO, magic: bytes) -> Any:
+    if magic[:2] == GZIP:
+        return gzip.GzipFile(fileobj=raw)
+    if magic == ZSTD:
+        import pyarrow
+
+        return pyarrow.CompressedInputStream(raw, "zstd")
+    return raw
+
+
+def _table(path: str, raw: BinaryIO) -> Any:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.ParquetFile(raw)
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        problem = str(error).splitlines()[0]
+        raise InputError(path, f"its Parquet data is damaged or cut ({problem}); fetch the file again") from error
+
+
+class _Replayed(io.RawIOBase):
+    """A stream that goes on where ``stream`` is, with ``start`` put back in front: not all streams can seek."""
+
+    def __init__(self, start: bytes, stream: BinaryIO) -> None:
+        self._start = io.BytesIO(start)
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """Fills ``buffer`` as far as there is anything."""
+        view = memoryview(buffer)
+        read = self._start.read(len(view)) or self._stream.read(len(view))
+        view[: len(read)] = read
+        return len(read)

@@ -1,94 +1,80 @@
-"""A trace file and what to take of it: slice, scale, limits. Reading it gives requests and an account of every row.
+"""A trace file and what to take of it: slice, limits, scales. Reading it gives requests and an account of every row.
 
 Order of work: rows are read and screened, sorted by time if they are not (equal times keep the order of the file), cut
-to the slice, freed of requests over the limits, cut or repeated to the number asked for, moved so that the first
-arrival is at 0, and scaled. Every row is in exactly one place of the report:
-``rows_read = rows used + rejected + outside_slice + beyond_requests``.
+to the slice, scaled in length and held to the limits, moved so that the first arrival is at 0, thinned or tiled to the
+rate asked for, cut or repeated to the number asked for, and scaled in time. Every row is in exactly one place of the
+report: ``rows_read = rows used + rejected + outside_slice + thinned + beyond_requests``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from itertools import chain
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from servecast.errors import InputError
 from servecast.workload.clients import RequestColumns
+from servecast.workload.prefixes import PrefixIds
+from servecast.workload.recorded import RecordedRequests
+from servecast.workload.shaping import Copies, as_it_is, at_rate, sessions_of
+from servecast.workload.traces import summaries
 from servecast.workload.traces.readers import READERS
 from servecast.workload.traces.rows import Rejections, joined, shown
 from servecast.workload.traces.source import opened
+from servecast.workload.traces.trace_report import EPOCH_S, Recognised, notes_on
+from servecast.workload.traces.trace_report import TraceReport as TraceReport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
-    from servecast.workload.traces.rows import Block, Reader, Rejected
+    from servecast.workload.traces.rows import Block, Reader
+    from servecast.workload.traces.source import Content
 
 TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # per second
-HEAD = 50  # lines by which a format is recognised
-EPOCH_S = 10**8  # three years: a relative trace is shorter, a clock's reading in seconds since 1970 is later
-
-
-@dataclass(frozen=True)
-class TraceReport:
-    """What was understood of a trace file, and what became of each of its rows.
-
-    time_unit : of the times in the file ("ns" for dates, which are kept to the nanosecond)
-    rows_read : rows that are neither blank nor header; rows_used : those among the requests
-    rejected : rows turned away, by reason, with their line numbers
-    outside_slice, beyond_requests : rows left out by start_s and duration_s, and by the number of requests
-    cycles : how often the rows used were gone through, at least in part; 1 unless the trace is repeated
-    out_of_order : rows that come before an earlier row in time (the trace was sorted if there are any)
-    origin_s : time in the file [s] that is 0 now
-    prefix_block_size : tokens a prefix id stands for, None without ids
-    notes : what a user should be told, a sentence each
-    """
-
-    path: str
-    format: str
-    time_unit: str
-    rows_read: int
-    rows_used: int
-    blank_lines: int
-    rejected: tuple[Rejected, ...]
-    outside_slice: int
-    beyond_requests: int
-    cycles: int
-    out_of_order: int
-    origin_s: float
-    prefix_block_size: int | None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def rows_rejected(self) -> int:
-        """Rows turned away for any reason."""
-        return sum(len(rejected.lines) for rejected in self.rejected)
 
 
 @dataclass(frozen=True)
 class Trace:
-    """The requests of a trace file, and the account of how they came to be."""
+    """The requests of a trace file, the account of how they came to be, and what was measured of them, if anything."""
 
     columns: RequestColumns
     report: TraceReport
+    recorded: RecordedRequests | None = None
+
+
+class _Taken(NamedTuple):
+    """Rows within slice and limits, with how many requests were clipped, and kept over a limit."""
+
+    rows: Block
+    outside: int
+    clipped: int
+    over: int
 
 
 @dataclass(frozen=True)
 class TraceFile:
     """A trace on disk and what to take of it. A value that cannot be raises ValueError.
 
-    path : CSV or JSON lines, plain or gzip
+    path : CSV, JSON or Parquet, plain, gzip or zstandard, in a format of ``readers.READERS``
     start_s, duration_s : slice in the trace's own time, from its first arrival; start included, end not
+    skip_requests : leave out the first so many of the slice
     rate_scale : 2 is twice as fast
-    max_prompt_tokens, max_output_tokens : longer requests are left out, and counted
+    rate_rps : requests a second on average, by leaving out requests or by laying copies over each other (seeded)
+    prompt_scale, output_scale : factors of the lengths; rounded, at least 1 token
+    max_prompt_tokens, max_output_tokens : limits of the lengths, after scaling
+    over_max : what becomes of longer requests: drop leaves them out, clip shortens them, reject keeps them for the
+    engine
+        to reject; counted in each case
+    sessions : "as_recorded" sends turns at their times unless they have a delay; "chained" has each turn wait for the
+        answer to the one before, and then as long as it did in the trace, where that is known
     format : name of a reader, instead of recognising the content
+    part : which of several runs in a result file, from 1
     time_unit : s, ms, us or ns, instead of the format's; dates have none
     on_bad_row : "error" stops at the first malformed row, "skip" leaves such rows out and counts them
+    zero_output_as_one : send requests without output tokens as requests for one, instead of leaving them out
+    jitter_s : move each arrival by a random time below this (seeded): for traces that note times in coarse ticks
     cycle : repeat the trace when more requests are asked for than it has, instead of an error
     keep_offset : leave times as they are in the file (before scaling), instead of starting at the first arrival
     """
@@ -104,125 +90,219 @@ class TraceFile:
     on_bad_row: Literal["error", "skip"] = "error"
     cycle: bool = False
     keep_offset: bool = False
+    skip_requests: int | None = None
+    rate_rps: float | None = None
+    prompt_scale: float = 1.0
+    output_scale: float = 1.0
+    over_max: Literal["drop", "clip", "reject"] = "drop"
+    sessions: Literal["as_recorded", "chained"] = "as_recorded"
+    part: int | None = None
+    zero_output_as_one: bool = False
+    jitter_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not (self.start_s >= 0 and isfinite(self.start_s)):
             raise ValueError(f"start_s is {self.start_s}; it must be finite and at least 0")
+        if not (self.jitter_s >= 0 and isfinite(self.jitter_s)):
+            raise ValueError(f"jitter_s is {self.jitter_s}; it must be finite and at least 0")
         if self.duration_s is not None and not self.duration_s > 0:
             raise ValueError(f"duration_s is {self.duration_s}; it must be above 0")
         if not (self.rate_scale > 0 and isfinite(self.rate_scale)):
             raise ValueError(f"rate_scale is {self.rate_scale}; it must be finite and above 0 (2 is twice as fast)")
-        for name in ("max_prompt_tokens", "max_output_tokens"):
+        for name in ("prompt_scale", "output_scale", "rate_rps"):
+            factor = getattr(self, name)
+            if factor is not None and not (factor > 0 and isfinite(factor)):
+                raise ValueError(f"{name} is {factor}; it must be finite and above 0")
+        for name in ("max_prompt_tokens", "max_output_tokens", "part", "skip_requests"):
             limit = getattr(self, name)
             if limit is not None and limit < 1:
                 raise ValueError(f"{name} is {limit}; it must be at least 1")
         if self.time_unit not in (None, *TICKS):
             raise ValueError(f"time_unit is {self.time_unit}; it must be one of {', '.join(TICKS)}")
-        if self.on_bad_row not in ("error", "skip"):
-            raise ValueError(f"on_bad_row is {self.on_bad_row}; it must be error or skip")
+        for name, known in (
+            ("on_bad_row", ("error", "skip")),
+            ("over_max", ("drop", "clip", "reject")),
+            ("sessions", ("as_recorded", "chained")),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be {' or '.join(known)}")
 
-    def read(self, requests: int | None = None) -> Trace:
-        """The requests of the trace; with ``requests``, exactly so many. What cannot be is an InputError."""
+    def read(self, requests: int | None = None, seed: int = 0) -> Trace:
+        """The requests of the trace; with ``requests``, exactly so many. What cannot be is an InputError.
+
+        ``seed`` decides which requests a lower ``rate_rps`` leaves out, how a higher one moves copies, and the jitter.
+        """
         rejections = Rejections(self.path, strict=self.on_bad_row == "error")
-        reader, rows = self._rows(rejections)
-        unit = self._unit(reader)
+        reader, unit, block_size, rows = self._rows(rejections)
         rows_read = rejections.rows + len(rows.lines)
-        rows = _servable(rows, rejections)
+        rows, raised = _servable(rows, rejections, self.zero_output_as_one)
+        timed = rows.times is not None
+        rows = rows._replace(times=np.zeros(len(rows.lines), np.int64) if rows.times is None else rows.times)
+        failed = sum(len(one.lines) for one in rejections.all() if one.reason == FAILED)
+        rows = _with_delays(rows, unit, rejections)
         if not len(rows.lines):
             raise InputError(self.path, _nothing(rows_read, rejections))
-        steps_back = rows.lines[1:][rows.times[1:] < rows.times[:-1]]
+        times = _times(rows)
+        steps_back = rows.lines[1:][times[1:] < times[:-1]]
         if len(steps_back):
-            rows = rows.take(np.argsort(rows.times, kind="stable"))
-        rows, outside_slice = self._slice(rows, unit, rejections)
-        available = len(rows.lines)
-        wanted = available if requests is None else requests
-        self._check_wanted(wanted, available)
-        since_s = (rows.times - rows.times[0]) / TICKS[unit]  # whole ticks are subtracted first: dates stay exact
-        offset_s = float(rows.times[0] / TICKS[unit])
-        arrival_s = self._arrivals(since_s, wanted, offset_s, reader)
-        source = RequestColumns(since_s, rows.prompt_tokens, rows.output_tokens, prefix_ids=rows.prefix_ids)
-        columns = source.take(np.resize(np.arange(available), wanted), arrival_s)
+            rows = rows.take(np.argsort(times, kind="stable"))
+        taken = self._taken(rows, unit, rejections)
+        rows, available = taken.rows, len(taken.rows.lines)
+        times = _times(rows)
+        since_s = (times - times[0]) / TICKS[unit]  # whole ticks are subtracted first: dates stay exact
+        offset_s = float(times[0] / TICKS[unit])
+        copies = self._jittered(self._copies(since_s, rows, seed), rows, seed)
+        wanted = len(copies.rows) if requests is None else requests
+        self._check_wanted(wanted, len(copies.rows))
+        sent = np.zeros((2, available), bool)  # rows that the rate leaves, and those of them that are used
+        sent[0, copies.rows] = True
+        sent[1, copies.rows[:wanted]] = True
+        left, used = (int(rows_sent.sum()) for rows_sent in sent)
+        arrival_s = self._arrivals(copies.arrival_s, wanted, offset_s, reader.absolute)
+        columns, recorded = self._columns(rows, since_s, copies, wanted, arrival_s, block_size)
+        if recorded is not None:
+            recorded = replace(
+                recorded,
+                failed=failed,
+                source=reader.name,
+                arrival_s=recorded.arrival_s if timed else np.full(wanted, np.nan),
+                sent_s=recorded.sent_s - (0.0 if rows.sent is None else offset_s) if timed else np.full(wanted, np.nan),
+            )
         report = TraceReport(
             path=self.path,
             format=reader.name,
-            time_unit=unit,
+            time_unit=unit if timed else None,
             rows_read=rows_read,
-            rows_used=min(available, wanted),
+            rows_used=used,
             blank_lines=rejections.blank_lines,
             rejected=rejections.all(),
-            outside_slice=outside_slice,
-            beyond_requests=max(0, available - wanted),
-            cycles=-(-wanted // available),
+            outside_slice=taken.outside,
+            beyond_requests=left - used,
+            cycles=-(-wanted // len(copies.rows)),
             out_of_order=len(steps_back),
             origin_s=0.0 if self.keep_offset else offset_s,
-            prefix_block_size=None if rows.prefix_ids is None else reader.prefix_block_size,
+            prefix_block_size=columns.prefix_block_size,
+            thinned=available - left,
+            clipped=taken.clipped,
+            over_limit=taken.over,
         )
-        return Trace(columns, replace(report, notes=tuple(self._notes(report, reader, columns, steps_back))))
+        if raised:
+            rejections.notes.append(f"{raised:,} requests without output tokens are sent as requests for one")
+        notes = (*rejections.notes, *notes_on(self, report, reader, columns, steps_back, rows))
+        return Trace(columns, replace(report, notes=notes), recorded)
 
-    def _rows(self, rejections: Rejections) -> tuple[Reader, Block]:
-        with opened(self.path) as text:
-            start, head = [], []
-            for line in text:
-                start.append(line)
-                if line.strip():
-                    head.append(line)
-                if len(head) == HEAD:
-                    break
-            reader = self._reader(head)
+    def _rows(self, rejections: Rejections) -> tuple[Recognised, str, int | None, Block]:
+        with opened(self.path, self.part) as content:
+            reader = self._reader(content)
+            found = reader.unit(content)
+            absolute = reader.absolute(content)
+            unit = self._unit(reader, found, absolute)
+            rejections.counted = reader.counted
             blocks = []
-            for block in reader.blocks(chain(start, text), rejections):
+            for block in reader.blocks(content, rejections):
                 rejections.settle()
                 blocks.append(block)
-        return reader, joined(blocks)
+            rows = joined(blocks)
+            if unit is None and rows.times is not None:
+                raise InputError(
+                    self.path, f"nothing says the unit of its times; give time_unit, one of {', '.join(TICKS)}"
+                )
+            recognised = Recognised(reader.name, found, absolute, reader.remark, reader.counted)
+            return recognised, unit or "s", reader.prefix_block_size(content), rows
 
-    def _reader(self, head: list[str]) -> Reader:
-        if not head:
+    def _reader(self, content: Content) -> Reader:
+        if not content.head and content.table is None:
             raise InputError(self.path, "the file is empty; give a trace with at least one request")
-        formats = "; ".join(f"{reader.name} ({reader.signature})" for reader in READERS)
+        names = ", ".join(reader.name for reader in READERS)
         if self.format is not None:
             named = [reader for reader in READERS if reader.name == self.format]
             if not named:
-                raise InputError(self.path, f"no trace format is called '{self.format}'; formats: {formats}")
-            if not named[0].fits(head):
+                raise InputError(self.path, f"no trace format is called '{self.format}'; formats: {names}")
+            if not (named[0].fits(content) or _takes(named[0], content)):
                 raise InputError(self.path, f"is not of the format {self.format}: {named[0].signature}")
             return named[0]
-        fitting = [reader for reader in READERS if reader.fits(head)]
+        fitting = [reader for reader in READERS if reader.fits(content)]
         if not fitting:
-            raise InputError(
-                self.path, f"is of no known trace format: it starts with {shown(head[0].strip())}; formats: {formats}"
-            )
+            kind = summaries.recognised(content)
+            if kind is not None:
+                raise summaries.refuse(content, kind)
+            if content.fault is not None:
+                raise InputError(
+                    self.path, f"starts like JSON, which is cut or damaged: {content.fault}; write the file again"
+                )
+            found = f"it starts with {shown(content.head[0].strip())}" if content.head else "a table with other columns"
+            raise InputError(self.path, f"is of no known trace format: {found}; formats: {names}")
         if len(fitting) > 1:
-            names = ", ".join(reader.name for reader in fitting)
-            raise InputError(self.path, f"fits more than one format; choose with format: one of {names}")
+            several = ", ".join(reader.name for reader in fitting)
+            raise InputError(self.path, f"fits more than one format; choose with format: one of {several}")
         return fitting[0]
 
-    def _unit(self, reader: Reader) -> str:
+    def _unit(self, reader: Reader, found: str | None, absolute: bool) -> str | None:
         if self.time_unit is None:
-            return reader.unit
-        if reader.absolute:
+            return found
+        if absolute:
             raise InputError(self.path, f"time_unit is {self.time_unit}, but {reader.name} has dates; leave it out")
         return self.time_unit
 
-    def _slice(self, rows: Block, unit: str, rejections: Rejections) -> tuple[Block, int]:
-        """The rows in the slice that are within the limits, and how many lay outside the slice."""
-        passed_s = (rows.times - rows.times[0]) / TICKS[unit]
+    def _taken(self, rows: Block, unit: str, rejections: Rejections) -> _Taken:
+        """The rows in the slice that are within the limits."""
+        times = _times(rows)
+        passed_s = (times - times[0]) / TICKS[unit]
         end_s = inf if self.duration_s is None else self.start_s + self.duration_s
-        inside = rows.take(np.flatnonzero((passed_s >= self.start_s) & (passed_s < end_s)))
+        inside = rows.take(np.flatnonzero((passed_s >= self.start_s) & (passed_s < end_s))[self.skip_requests or 0 :])
         if not len(inside.lines):
+            beyond = f" beyond its first {self.skip_requests:,} requests" if self.skip_requests else ""
             raise InputError(
-                self.path, f"no request lies in the slice from {self.start_s:g} s; the trace spans {passed_s[-1]:g} s"
+                self.path,
+                f"no request lies in the slice from {self.start_s:g} s{beyond}; the trace spans {passed_s[-1]:g} s",
             )
-        kept = inside
+        kept, over_limit = self._scaled(inside), 0
+        clipped = np.zeros(len(kept.lines), bool)
         for name, limit in (("prompt_tokens", self.max_prompt_tokens), ("output_tokens", self.max_output_tokens)):
-            if limit is not None:
-                over = getattr(kept, name) > limit
+            if limit is None:
+                continue
+            over = getattr(kept, name) > limit
+            if self.over_max == "clip":
+                kept = kept._replace(**{name: np.minimum(getattr(kept, name), limit)})
+                clipped |= over
+            elif self.over_max == "reject":
+                over_limit += int(over.sum())
+            else:
                 rejections.unservable(kept.lines[over], f"{name} above {limit}")
-                kept = kept.take(np.flatnonzero(~over))
+                kept, clipped = kept.take(np.flatnonzero(~over)), clipped[~over]
         if not len(kept.lines):
             raise InputError(
                 self.path, f"none of the {len(inside.lines):,} requests in the slice is within the limits; raise them"
             )
-        return kept, len(rows.lines) - len(inside.lines)
+        return _Taken(kept, len(rows.lines) - len(inside.lines), int(clipped.sum()), over_limit)
+
+    def _scaled(self, rows: Block) -> Block:
+        if self.prompt_scale == 1 and self.output_scale == 1:
+            return rows
+        prompt, output = (
+            np.maximum(np.rint(tokens * scale), 1).astype(np.int64)
+            for tokens, scale in ((rows.prompt_tokens, self.prompt_scale), (rows.output_tokens, self.output_scale))
+        )
+        ids = rows.prefix_ids if self.prompt_scale == 1 else None  # ids stand for the prompts as they were
+        return rows._replace(prompt_tokens=prompt, output_tokens=output, prefix_ids=ids)
+
+    def _copies(self, since_s: NDArray[np.float64], rows: Block, seed: int) -> Copies:
+        if self.rate_rps is None:
+            return as_it_is(since_s)
+        if not since_s[-1] > 0:
+            raise InputError(self.path, "rate_rps needs a trace that takes time, and all requests arrive at once")
+        return at_rate(since_s, sessions_of(rows.sessions, len(since_s)), self.rate_rps, np.random.default_rng(seed))
+
+    def _jittered(self, copies: Copies, rows: Block, seed: int) -> Copies:
+        """Turns of a session are moved as one, so that their order stays."""
+        if not self.jitter_s:
+            return copies
+        rng = np.random.default_rng([seed, 1])  # a stream of its own, so that the choice of requests stays as it was
+        n = len(rows.lines)
+        moves_s = rng.uniform(0, self.jitter_s, n * (int(copies.copy.max()) + 1))
+        times_s = copies.arrival_s + moves_s[sessions_of(rows.sessions, n)[copies.rows] + n * copies.copy]
+        order = np.argsort(times_s, kind="stable")
+        return Copies(copies.rows[order], copies.copy[order], times_s[order])
 
     def _check_wanted(self, wanted: int, available: int) -> None:
         if wanted < 1:
@@ -235,14 +315,15 @@ class TraceFile:
             )
 
     def _arrivals(
-        self, since_s: NDArray[np.float64], wanted: int, offset_s: float, reader: Reader
+        self, since_s: NDArray[np.float64], wanted: int, offset_s: float, absolute: bool
     ) -> NDArray[np.float64]:
         """Arrivals of ``wanted`` requests [s] from the times since the first of the rows: repeated, moved, scaled."""
         n = len(since_s)
+        since_s = since_s - since_s[0]
         period_s = since_s[-1] * n / (n - 1) if n > 1 else 0.0  # the span and one mean gap, so that the rate holds
         arrival_s = np.resize(since_s, wanted) + np.arange(wanted) // n * period_s
         if self.keep_offset:
-            if reader.absolute or offset_s > EPOCH_S:
+            if absolute or offset_s > EPOCH_S:
                 raise InputError(
                     self.path,
                     f"arrivals start at {offset_s:.0f} s, a clock's time; leave keep_offset out to start at 0",
@@ -251,32 +332,152 @@ class TraceFile:
         arrival_s /= self.rate_scale
         return arrival_s
 
-    def _notes(
-        self, report: TraceReport, reader: Reader, columns: RequestColumns, steps_back: NDArray[np.int64]
-    ) -> Iterator[str]:
-        if reader.absolute or report.origin_s > EPOCH_S:
-            yield f"times are absolute: {_date(report.origin_s)} is now 0 s"
-        elif report.origin_s:
-            yield f"the first arrival, at {report.origin_s:g} s in the file, is now 0 s"
-        if report.time_unit != reader.unit:
-            yield f"times are read as {report.time_unit}, not as {reader.unit} as {reader.name} has them"
-        if len(steps_back):
-            times = "time" if len(steps_back) == 1 else "times"
-            yield f"time steps back {len(steps_back):,} {times}, first at line {steps_back[0]}: sorted"
-        if report.cycles > 1:
-            yield f"cycled {report.cycles} times: {len(columns):,} requests from {report.rows_used:,} rows"
-        if self.rate_scale != 1 and columns.offered_rps is not None:
-            was_rps = columns.offered_rps / self.rate_scale
-            yield f"rate_scale {self.rate_scale:g}: {was_rps:.4g} requests/s become {columns.offered_rps:.4g}"
+    def _columns(
+        self,
+        rows: Block,
+        since_s: NDArray[np.float64],
+        copies: Copies,
+        wanted: int,
+        arrival_s: NDArray[np.float64],
+        block_size: int | None,
+    ) -> tuple[RequestColumns, RecordedRequests | None]:
+        at = np.resize(copies.rows, wanted)
+        copy = np.resize(copies.copy, wanted) + np.arange(wanted) // len(copies.rows) * (int(copies.copy.max()) + 1)
+        picked = rows.take(at)
+        ids = picked.prefix_ids
+        if ids is not None and block_size is not None:
+            if self.over_max == "clip":
+                ids = ids.take(np.arange(wanted), -(-picked.prompt_tokens // block_size))
+            ids = _apart(ids, copy)
+        sessions = picked.sessions
+        if sessions is not None and copy.any():
+            sessions = [
+                name if name is None or not number else f"{name}#{number}"
+                for name, number in zip(sessions, copy.tolist(), strict=True)
+            ]
+        columns = RequestColumns(
+            arrival_s,
+            picked.prompt_tokens,
+            picked.output_tokens,
+            picked.priorities,
+            sessions,
+            picked.tenants,
+            ids,
+            block_size if ids is not None else None,
+            self._delays(picked, sessions, since_s[at]),
+        )
+        if picked.ttft_s is None and picked.e2e_s is None:
+            return columns, None
+        unknown = np.full(wanted, np.nan)
+        sent = since_s[at] if picked.sent is None else picked.sent
+        return columns, RecordedRequests(
+            since_s[at],
+            sent,
+            picked.prompt_tokens,
+            picked.output_tokens,
+            unknown if picked.ttft_s is None else picked.ttft_s,
+            unknown if picked.e2e_s is None else picked.e2e_s,
+            picked.itl_s,
+            failed=0,
+            source="",
+        )
+
+    def _delays(
+        self, rows: Block, sessions: list[str | None] | None, since_s: NDArray[np.float64]
+    ) -> NDArray[np.float64] | None:
+        """What `RequestColumns.delay_s` says; None where no turn waits for another."""
+        chained = self.sessions == "chained" and sessions is not None
+        if sessions is None or (rows.delays is None and not chained):
+            return None
+        n = len(rows.lines)
+        delays = np.full(n, np.nan) if rows.delays is None else rows.delays.copy()
+        before = _before(sessions)
+        delays[before < 0] = np.nan  # the turn it follows was cut off: it comes at the earliest time it could
+        if chained and rows.e2e_s is not None:
+            recorded = since_s - since_s[before] - rows.e2e_s[before]
+            known = (before >= 0) & np.isnan(delays) & ~np.isnan(recorded)
+            delays[known] = np.maximum(recorded[known], 0.0)
+        if np.isnan(delays).all():
+            return None
+        return delays / self.rate_scale
 
 
-def _servable(rows: Block, rejections: Rejections) -> Block:
-    """The rows without those that ask for nothing."""
-    no_prompt = rows.prompt_tokens == 0
-    no_output = (rows.output_tokens == 0) & ~no_prompt
+FAILED = "failed in the source"
+
+
+def recorded_requests(path: str, **options: Any) -> RecordedRequests:
+    """The measured requests of a benchmark's result; options as in `TraceFile`. A file without any: an InputError."""
+    recorded = TraceFile(path, **options).read().recorded
+    if recorded is None:
+        raise InputError(
+            path, "holds no measured latencies; give a benchmark's result with its requests, or columns ttft_s, e2e_s"
+        )
+    return recorded
+
+
+def _takes(reader: Reader, content: Content) -> bool:
+    """Whether a format with the same keys may be asked for where the content cannot tell them apart."""
+    fitting = getattr(reader, "fitting", None)
+    rivals = getattr(reader, "among", None)
+    return rivals is not None and isinstance(content.first, dict) and bool(fitting and fitting(content.first))
+
+
+def _times(rows: Block) -> NDArray[np.number]:
+    assert rows.times is not None, "rows without times were given some"
+    return rows.times
+
+
+def _before(sessions: list[str | None]) -> NDArray[np.intp]:
+    """(n,) the row of the turn before in the same session, -1 for a first turn; for indexing only."""
+    last: dict[str, int] = {}
+    before = np.full(len(sessions), -1)
+    for row, name in enumerate(sessions):
+        if name is not None:
+            before[row] = last.get(name, -1)
+            last[name] = row
+    return before
+
+
+def _with_delays(rows: Block, unit: str, rejections: Rejections) -> Block:
+    """Gives turns that wait for the one before their earliest time; those without one before are left out."""
+    if rows.delays is None or rows.sessions is None:
+        return rows
+    times = _times(rows).astype(np.float64)
+    last: dict[str | None, float] = {}
+    kept = np.ones(len(rows.lines), bool)
+    for row, (name, delay_s) in enumerate(zip(rows.sessions, rows.delays.tolist(), strict=True)):
+        if not np.isnan(delay_s):
+            if name not in last:
+                kept[row] = False
+                continue
+            times[row] = last[name] + delay_s * TICKS[unit]
+        if name is not None:
+            last[name] = float(times[row])
+    rejections.unservable(rows.lines[~kept], "a delay, and no turn before it")
+    return rows._replace(times=times).take(np.flatnonzero(kept))
+
+
+def _apart(ids: PrefixIds, copy: NDArray[np.int64]) -> PrefixIds:
+    """Gives the prompts of each copy of a trace prefixes of their own: other users, not the same ones again."""
+    if not copy.any():
+        return ids
+    distinct, number = np.unique(ids.flat, return_inverse=True)
+    return PrefixIds(number + np.repeat(copy, ids.counts) * len(distinct), ids.ends)
+
+
+def _servable(rows: Block, rejections: Rejections, zero_as_one: bool) -> tuple[Block, int]:
+    """The rows without those that failed, and those that ask for nothing; how many now ask for one token instead."""
+    failed = np.zeros(len(rows.lines), bool) if rows.failed is None else rows.failed
+    no_prompt = (rows.prompt_tokens == 0) & ~failed
+    no_output = (rows.output_tokens == 0) & ~no_prompt & ~failed
+    rejections.unservable(rows.lines[failed], FAILED)
     rejections.unservable(rows.lines[no_prompt], "no prompt tokens")
+    if zero_as_one:
+        raised = int(no_output.sum())
+        rows = rows._replace(output_tokens=np.where(no_output, 1, rows.output_tokens))
+        return rows.take(np.flatnonzero(~(failed | no_prompt))), raised
     rejections.unservable(rows.lines[no_output], "no output tokens")
-    return rows.take(np.flatnonzero(~(no_prompt | no_output)))
+    return rows.take(np.flatnonzero(~(failed | no_prompt | no_output))), 0
 
 
 def _nothing(rows_read: int, rejections: Rejections) -> str:
@@ -284,10 +485,3 @@ def _nothing(rows_read: int, rejections: Rejections) -> str:
         return "has no rows below its header; give a trace with at least one request"
     reasons = "; ".join(map(str, rejections.all()))
     return f"none of its {rows_read:,} rows can be served: {reasons}; mend them"
-
-
-def _date(epoch_s: float) -> str:
-    try:
-        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=epoch_s)).strftime("%Y-%m-%d %H:%M:%S.%f UTC")
-    except OverflowError:  # beyond the year 9999: the unit is not what the format says
-        return f"{epoch_s:g} s"

@@ -1,0 +1,55 @@
+"""Bailian (Qwen): JSON lines with ``chat_id``, ``parent_chat_id`` (-1 for the first turn), ``timestamp`` [s], lengths.
+
+``hash_ids`` stand for 16 tokens each. A session is the chat that a turn descends from, as far as it is in the file.
+Source: github.com/alibaba-edu/qwen-bailian-usagetraces-anon.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from servecast.workload.traces.json_lines import JsonLines
+from servecast.workload.traces.mooncake import hashes
+from servecast.workload.traces.rows import Malformed, Row, field_of, moment_in, tokens_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from servecast.workload.traces.rows import Block, Rejections
+    from servecast.workload.traces.source import Content
+
+PREFIX_BLOCK_SIZE = 16
+
+
+def _rows() -> Callable[[int, dict[str, Any]], Row]:
+    roots: dict[int, str] = {}
+
+    def row(line: int, values: dict[str, Any]) -> Row:
+        time = moment_in(values, "timestamp")
+        prompt, output = tokens_in(values, "input_length"), tokens_in(values, "output_length")
+        chat, parent = (field_of(values, name) for name in ("chat_id", "parent_chat_id"))
+        if type(chat) is not int or type(parent) is not int:
+            raise Malformed("chat_id and parent_chat_id are not whole numbers", f"{chat}, {parent}")
+        ids = hashes(values, prompt, PREFIX_BLOCK_SIZE)
+        root = roots.setdefault(chat, str(chat) if parent == -1 else roots.get(parent, str(parent)))
+        return Row(line, time, prompt, output, ids, root)
+
+    return row
+
+
+class Bailian(JsonLines):
+    """The reader: each file has chats of its own."""
+
+    def blocks(self, content: Content, rejections: Rejections) -> Iterator[Block]:
+        """The rows of the file."""
+        return JsonLines(self.name, self.signature, self.fitting, _rows(), self.time_unit).blocks(content, rejections)
+
+
+BAILIAN = Bailian(
+    "bailian",
+    "JSON lines with chat_id, parent_chat_id, timestamp, input_length, output_length",
+    lambda row: row.keys() >= {"chat_id", "parent_chat_id", "timestamp", "input_length", "output_length"},
+    _rows(),
+    "s",
+    block_size=PREFIX_BLOCK_SIZE,
+)

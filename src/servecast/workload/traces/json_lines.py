@@ -1,0 +1,99 @@
+"""Traces with a JSON object a line: what those formats share. Read line by line, so that a large file takes no room."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from servecast.workload.traces.rows import Block, LeftOut, Malformed, Row, block_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from servecast.workload.traces.rows import Rejections
+    from servecast.workload.traces.source import Content
+
+LINES = 16_384  # lines of a block
+
+
+@dataclass(frozen=True)
+class JsonLines:
+    """A format of JSON lines.
+
+    fitting : whether an object of the file belongs to the format, told by the first one
+    row : ``row(line, object)``; raises Malformed, or LeftOut for a line that is no request to send
+    among : whether the first 50 lines are of this format rather than of another with the same keys
+    """
+
+    name: str
+    signature: str
+    fitting: Callable[[dict[str, Any]], bool]
+    row: Callable[[int, dict[str, Any]], Row]
+    time_unit: str
+    dated: bool = False
+    block_size: int | None = None
+    remark: str | None = None
+    among: Callable[[list[dict[str, Any]]], bool] = lambda rows: True
+
+    counted = "line"
+
+    def fits(self, content: Content) -> bool:
+        """Whether the first object has the keys, and the first lines are of this format."""
+        first = content.first
+        return isinstance(first, dict) and self.fitting(first) and self.among(head_rows(content))
+
+    def unit(self, content: Content) -> str | None:
+        """That of the format."""
+        return self.time_unit
+
+    def absolute(self, content: Content) -> bool:
+        """That of the format."""
+        return self.dated
+
+    def prefix_block_size(self, content: Content) -> int | None:
+        """That of the format."""
+        return self.block_size
+
+    def blocks(self, content: Content, rejections: Rejections) -> Iterator[Block]:
+        """The rows of the file."""
+        lines, before = content.lines(), 0
+        while block := list(islice(lines, LINES)):
+            rows: list[Row] = []
+            for number, line in enumerate(block, before + 1):
+                if not line.strip():
+                    rejections.blank_lines += 1
+                    continue
+                try:
+                    rows.append(self.row(number, object_in(line)))
+                except Malformed as fault:
+                    rejections.malformed(number, fault)
+                except LeftOut as left:
+                    rejections.left_out(number, left.reason)
+            before += len(block)
+            yield block_of(rows)
+
+
+def head_rows(content: Content) -> list[dict[str, Any]]:
+    """The objects among the first lines."""
+    rows = []
+    for line in content.head:
+        try:
+            rows.append(object_in(line))
+        except Malformed:
+            continue
+    return rows
+
+
+def object_in(line: str) -> dict[str, Any]:
+    """The JSON object that is the line; anything else is Malformed."""
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise Malformed("row is not JSON", f"{error.msg} at column {error.colno}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, nesting without end
+        raise Malformed("row is not JSON", str(error)) from None
+    if not isinstance(row, dict):
+        raise Malformed("row is not a JSON object", line.strip())
+    return row
