@@ -1,0 +1,241 @@
+"""A run as an llm-d benchmark report, version 0.2: the format that the benchmark tools of the field convert to.
+
+``results.request_performance.aggregate`` holds requests, throughput and latency, each a mapping of units and statistics
+(``p0p1`` is the 0.1 percentile). Latencies count from sending; time per output token is (E2E - TTFT) / (tokens - 1),
+the normalised one E2E / tokens, both once a request; inter-token latency is pooled. Times are those of the
+simulation's clock, as if it had started on 1970-01-01. Rates are over the whole run and have a mean alone. Source:
+llm-d-benchmark, report 0.2.1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime, timedelta
+from math import inf, isfinite
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from servecast.metrics import latencies, token_gaps
+from servecast.report.exports.strict import dumps, plain, write
+from servecast.requests import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from servecast.metrics.log import Run
+
+PERCENTILES = {
+    "p0p1": 0.1, "p1": 1, "p5": 5, "p10": 10, "p25": 25, "p50": 50, "p75": 75, "p90": 90, "p95": 95, "p99": 99,
+    "p99p9": 99.9,
+}  # fmt: skip
+
+
+def llmd_report(
+    run: Run,
+    *,
+    model: str,
+    device: str,
+    tensor_parallel: int = 1,
+    tool_version: str = "servecast",
+    rate_rps: float | None = None,
+    concurrency: int | None = None,
+    description: str = "",
+    native: Mapping[str, object] | None = None,
+) -> dict[str, Any]:
+    """The report as a dictionary of plain types; ``native`` is what the engine was given (the scenario)."""
+    requests, decisions = run.requests, run.decisions
+    done = requests["status"] == Status.COMPLETED
+    times = latencies(requests, run.respond)
+    tokens = requests["generated_tokens"][done]
+    length = run.end_s or None
+    settings = plain(dict(native or {}))
+    body: dict[str, Any] = {
+        "scenario": {
+            "stack": [
+                {
+                    "metadata": _metadata("servecast-0", settings, "simulated engine"),
+                    "standardized": {
+                        "kind": "inference_engine",
+                        "tool": "servecast",
+                        "tool_version": tool_version,
+                        "role": "aggregate",
+                        "replicas": 1,
+                        "model": {"name": model},
+                        "accelerator": {
+                            "model": device,
+                            "count": tensor_parallel,
+                            "parallelism": {
+                                "dp": 1,
+                                "dp_local": 1,
+                                "workers": 1,
+                                "ep": 1,
+                                "pp": 1,
+                                "tp": tensor_parallel,
+                            },
+                        },
+                    },
+                    "native": {"config": settings},
+                }
+            ],
+            "load": {
+                "metadata": _metadata("load", settings, "simulated client", labelled=False),
+                "standardized": {
+                    "tool": "servecast",
+                    "tool_version": tool_version,
+                    "stage": 0,
+                    "input_seq_len": _distribution(requests["prompt_tokens"]),
+                    "output_seq_len": _distribution(requests["output_tokens"]),
+                    **({} if rate_rps is None or not isfinite(rate_rps) else {"rate_qps": rate_rps}),
+                    **({} if concurrency is None else {"concurrency": concurrency}),
+                    "source": "sampled",
+                },
+                "native": {"config": settings},
+            },
+        },
+        "results": {
+            "request_performance": {
+                "aggregate": {
+                    "requests": {
+                        "total": len(done),
+                        "failures": int((~done).sum()),
+                        "input_length": _statistics(requests["prompt_tokens"][done], "count"),
+                        "output_length": _statistics(tokens, "count"),
+                    },
+                    "throughput": {
+                        "input_token_rate": _rate(requests["prompt_tokens"][done].sum(), length, "tokens/s"),
+                        "output_token_rate": _rate(tokens.sum(), length, "tokens/s"),
+                        "total_token_rate": _rate(
+                            requests["prompt_tokens"][done].sum() + tokens.sum(), length, "tokens/s"
+                        ),
+                        "request_rate": _rate(done.sum(), length, "queries/s"),
+                    },
+                    "latency": {
+                        "time_to_first_token": _statistics(times["ttft"][done], "s"),
+                        "inter_token_latency": _gaps(run),
+                        "time_per_output_token": _statistics(times["tpot"][done], "s/token"),
+                        "normalized_time_per_output_token": _statistics(
+                            times["e2e"][done] / np.maximum(tokens, 1), "s/token"
+                        ),
+                        "request_latency": _statistics(times["e2e"][done], "s"),
+                    },
+                }
+            },
+            "observability": {
+                "components": [
+                    {
+                        "component_label": "servecast-0",
+                        "aggregate": {
+                            "kv_cache_usage": _weighted(
+                                100 * decisions["kv_blocks"] / run.kv_blocks_total, decisions["seconds"], "percent"
+                            ),
+                            "running_requests": _weighted(
+                                decisions["useful_decode_rows"] + decisions["prefill_rows"],
+                                decisions["seconds"],
+                                "count",
+                            ),
+                            "waiting_requests": _weighted(decisions["waiting"], decisions["seconds"], "count"),
+                        },
+                    }
+                ]
+            },
+        },
+    }
+    head = {
+        "version": "0.2.1",
+        "run": {
+            "uid": hashlib.md5(dumps(body).encode(), usedforsecurity=False).hexdigest(),
+            "eid": hashlib.md5(dumps(settings).encode(), usedforsecurity=False).hexdigest(),
+            "time": {"start": _date(0.0), "end": _date(run.end_s), "duration": f"PT{run.end_s:.6f}S"},
+            "description": description or "simulated by servecast: a forecast, not a measurement",
+            "keywords": ["simulation"],
+        },
+    }
+    report: dict[str, Any] = plain(head | body)
+    return report
+
+
+def write_llmd(run: Run, path: Path | str, **options: Any) -> None:
+    """Writes `llmd_report` as YAML to ``path``. A place that cannot be written is an InputError."""
+    write(path, [yaml.safe_dump(llmd_report(run, **options), sort_keys=False, allow_unicode=True)])
+
+
+def _metadata(label: str, settings: object, description: str, labelled: bool = True) -> dict[str, Any]:
+    number = hashlib.md5(dumps([label, settings]).encode(), usedforsecurity=False).hexdigest()
+    named = {"label": label} if labelled else {}
+    return {"schema_version": "0.0.1", **named, "cfg_id": number, "description": description}
+
+
+def _distribution(tokens: NDArray[Any]) -> dict[str, Any]:
+    """How the report describes lengths: one value, or a spread around a mean."""
+    if len(tokens) and np.ptp(tokens) == 0:
+        return {"distribution": "fixed", "value": int(tokens[0])}
+    mean = float(tokens.mean()) if len(tokens) else 0.0
+    spread = {"std_dev": float(tokens.std()), "min": int(tokens.min()), "max": int(tokens.max())} if len(tokens) else {}
+    return {"distribution": "other", "value": mean, **spread}
+
+
+def _statistics(values: NDArray[Any], units: str) -> dict[str, Any]:
+    values = np.asarray(values, float)
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return {"units": units, "mean": None}
+    ranked = np.percentile(values, list(PERCENTILES.values())).tolist()
+    return {
+        "units": units,
+        "mean": float(values.mean()),
+        "stddev": float(values.std()),
+        "min": float(values.min()),
+        **dict(zip(PERCENTILES, ranked, strict=True)),
+        "max": float(values.max()),
+    }
+
+
+def _rate(count: float, length_s: float | None, units: str) -> dict[str, Any]:
+    return {"units": units, "mean": None if length_s is None else float(count) / length_s}
+
+
+def _gaps(run: Run) -> dict[str, Any]:
+    """Pooled gaps, from a histogram that is right to 0.1 %: there may be a hundred million."""
+    histogram = token_gaps(run)
+    mean = histogram.mean()
+    if mean is None:
+        return {"units": "s/token", "mean": None}
+    filled = histogram.counts > 0
+    spread = histogram.sums[filled] / histogram.counts[filled] - mean
+    stddev = np.sqrt((histogram.counts[filled] * spread**2).sum() / histogram.counts.sum())
+    low, *ranked, high = histogram.percentiles([0, *PERCENTILES.values(), 100])
+    return {
+        "units": "s/token",
+        "mean": mean,
+        "stddev": float(stddev),
+        "min": low,
+        **dict(zip(PERCENTILES, ranked, strict=True)),
+        "max": high,
+    }
+
+
+def _weighted(values: NDArray[Any], seconds: NDArray[np.float64], units: str) -> dict[str, Any]:
+    """Statistics over the time that the engine was busy."""
+    if not len(values) or not seconds.sum():
+        return {"units": units, "mean": None}
+    order = np.argsort(values, kind="stable")
+    upto = np.cumsum(seconds[order]) / seconds.sum()
+    ranked = {name: float(values[order][np.searchsorted(upto, share / 100)]) for name, share in PERCENTILES.items()}
+    return {
+        "units": units,
+        "mean": float(np.average(values, weights=seconds)),
+        "min": float(values.min()),
+        **ranked,
+        "max": float(values.max()),
+    }
+
+
+def _date(time_s: float) -> str:
+    assert time_s < inf, "a run ends"
+    date = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=time_s)
+    return date.isoformat(timespec="milliseconds").replace("+00:00", "Z")
