@@ -15,7 +15,9 @@ from servecast.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from servecast.planning.results import Results
     from servecast.scenario import Scenario
+    from servecast.workload.traces.trace_file import TraceFile
 
 EXIT_INPUT = 2
 EXIT_INTERRUPTED = 130
@@ -67,6 +69,22 @@ class Shipped(StrEnum):
     scenarios = "scenarios"
 
 
+class Over(StrEnum):
+    """What happens to a request over a limit."""
+
+    drop = "drop"
+    clip = "clip"
+    reject = "reject"
+
+
+class Export(StrEnum):
+    """Files of other tools that a run can be written as."""
+
+    vllm = "vllm"
+    llmd = "llmd"
+    perfetto = "perfetto"
+
+
 Changes = Annotated[
     list[str],
     typer.Option(
@@ -105,6 +123,10 @@ def run(
     out: Annotated[Path, typer.Option(help="Folder in which each scenario gets its own.")] = Path("results"),
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     seed: Annotated[int | None, typer.Option(min=0, help="Same as --set workload.seed=N.")] = None,
+    export: Annotated[
+        list[Export],
+        typer.Option(help="Also write each run as vLLM's result JSON, an llm-d report, or a Perfetto trace."),
+    ] = [],  # noqa: B006
 ) -> None:
     """Simulate scenarios: tables, figures and a report for each.
 
@@ -126,12 +148,13 @@ def run(
     for name in names:
         if names.count(name) > 1:
             raise InputError("scenario.name", f"{name!r} is the name of two scenarios: they would share one folder")
-    incomplete = [each.name for each in loaded if not _run_one(each, out, jobs)]
+    kinds = tuple(kind.value for kind in export)
+    incomplete = [each.name for each in loaded if not _run_one(each, out, jobs, kinds)]
     if incomplete:
         raise typer.Exit(EXIT_INPUT)
 
 
-def _run_one(scenario: Scenario, out: Path, jobs: int) -> bool:
+def _run_one(scenario: Scenario, out: Path, jobs: int, exports: tuple[str, ...]) -> bool:
     """Simulate, write, print; whether every run could be made."""
     import dataclasses
 
@@ -145,12 +168,34 @@ def _run_one(scenario: Scenario, out: Path, jobs: int) -> bool:
     page = report.write(placed, out)
     terminal.print_results(scenario, results)
     print(f"report: {page}")
+    if exports:
+        print(f"exports: {_export(scenario, results, out, exports)}")
     for failure in results.failures:
         print(f"{scenario.name} ({failure.which}): {failure.place}: {failure.problem}", file=sys.stderr)
     if results.missing:
         print(f"{scenario.name}: interrupted, {results.missing} runs were not made", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED)
     return not results.failures
+
+
+def _export(scenario: Scenario, results: Results, out: Path, kinds: tuple[str, ...]) -> Path:
+    """Write every run as other tools' files; the folder."""
+    from servecast.report.exports import write_exports
+
+    folder = out / scenario.name / "exports"
+    runs = [
+        ("-".join(filter(None, (outcome.policy, outcome.point, f"seed{outcome.seed}"))), outcome.run)
+        for outcome in results.outcomes
+    ]
+    write_exports(
+        folder,
+        kinds,
+        runs,
+        model=scenario.model,
+        device=scenario.profile or scenario.device or "",
+        native=scenario.model_dump(mode="json"),
+    )
+    return folder
 
 
 @app.command()
@@ -250,48 +295,123 @@ def fit(
 
 @app.command()
 def trace(
-    file: Annotated[Path, typer.Argument(help="Azure CSV, Mooncake JSONL, or arrival_s,prompt_tokens,output_tokens.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Traces or benchmark results; the format is told by the content."),
+    ],
     start_s: Annotated[float, typer.Option(help="Where to begin, in the trace's own seconds.")] = 0.0,
     duration_s: Annotated[float | None, typer.Option(help="How much to take, in the trace's own seconds.")] = None,
-    rate_scale: Annotated[float, typer.Option(help="2 is twice as fast.")] = 1.0,
+    skip_requests: Annotated[int | None, typer.Option(min=1, help="Leave out the first so many.")] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
-    max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Leave out longer prompts.")] = None,
-    max_output_tokens: Annotated[int | None, typer.Option(min=1, help="Leave out longer answers.")] = None,
+    rate_scale: Annotated[float, typer.Option(help="2 is twice as fast.")] = 1.0,
+    rate_rps: Annotated[float | None, typer.Option(help="Requests a second, by thinning or tiling.")] = None,
+    prompt_scale: Annotated[float, typer.Option(help="Factor of the prompts.")] = 1.0,
+    output_scale: Annotated[float, typer.Option(help="Factor of the answers.")] = 1.0,
+    max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Limit of the prompts.")] = None,
+    max_output_tokens: Annotated[int | None, typer.Option(min=1, help="Limit of the answers.")] = None,
+    over_max: Annotated[Over, typer.Option(help="What happens to longer ones.")] = Over.drop,
+    jitter_s: Annotated[float, typer.Option(help="Spread arrivals noted in coarse ticks.")] = 0.0,
     format_: Annotated[str | None, typer.Option("--format", help="Format, if its content does not tell.")] = None,
     time_unit: Annotated[str | None, typer.Option(help="s, ms, us or ns, instead of the format's.")] = None,
+    part: Annotated[int | None, typer.Option(min=1, help="Which of several runs in a result file.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row, as a run does.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of thinning, tiling, jitter and the fit's check.")] = 0,
+    fit: Annotated[bool, typer.Option("--fit", help="Fit a generator, and print it as a workload.")] = False,
+    to: Annotated[str | None, typer.Option(help="Convert to plain, azure, mooncake or timed_trace.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File for --to.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="PNG or SVG of arrivals, lengths and prefix reuse.")] = None,
 ) -> None:
-    """Describe a trace: rows, span, rates, lengths, and what was rejected.
+    """Describe traces: rows, span, rates, lengths, prefix reuse, and what was rejected.
 
     Examples:
 
         servecast trace azure.csv
 
         servecast trace azure.csv --start-s 600 --duration-s 600 --rate-scale 2
+
+        servecast trace azure.csv --fit --figure azure.png
+
+        servecast trace result.json --to mooncake -o trace.jsonl
     """
-    from servecast import terminal
-    from servecast.workload.traces.statistics import trace_statistics
     from servecast.workload.traces.trace_file import TraceFile
 
-    try:
-        source = TraceFile(
-            str(file),
-            start_s=start_s,
-            duration_s=duration_s,
-            rate_scale=rate_scale,
-            max_prompt_tokens=max_prompt_tokens,
-            max_output_tokens=max_output_tokens,
-            format=format_,
-            time_unit=time_unit,
-            on_bad_row="error" if strict else "skip",
-        )
-    except ValueError as error:
-        raise InputError(f"--{str(error).split(maxsplit=1)[0].replace('_', '-')}", str(error)) from None
-    read = source.read(requests)
-    figures = [[key, terminal.plain(value)] for key, value in trace_statistics(read).items() if value is not None]
-    terminal.print_table(f"{file}: {read.report.format}, times in {read.report.time_unit}", ["", ""], figures)
+    if (to is None) != (output is None):
+        raise InputError("--to", "goes together with --output: name both the format and the file")
+    if len(files) > 1 and (output or figure):
+        option = "--output" if output else "--figure"
+        raise InputError(option, f"is one file, and {len(files)} traces are given: give one")
+    for file in files:
+        try:
+            source = TraceFile(
+                str(file),
+                start_s=start_s,
+                duration_s=duration_s,
+                skip_requests=skip_requests,
+                rate_scale=rate_scale,
+                rate_rps=rate_rps,
+                prompt_scale=prompt_scale,
+                output_scale=output_scale,
+                max_prompt_tokens=max_prompt_tokens,
+                max_output_tokens=max_output_tokens,
+                over_max=over_max.value,
+                jitter_s=jitter_s,
+                format=format_,
+                time_unit=time_unit,
+                part=part,
+                on_bad_row="error" if strict else "skip",
+            )
+        except ValueError as error:
+            raise InputError(f"--{str(error).split(maxsplit=1)[0].replace('_', '-')}", str(error)) from None
+        _describe(source, requests, seed, fit=fit, to=to, output=output, figure=figure)
+
+
+def _describe(
+    source: TraceFile,
+    requests: int | None,
+    seed: int,
+    *,
+    fit: bool,
+    to: str | None,
+    output: Path | None,
+    figure: Path | None,
+) -> None:
+    """One trace: what it holds, and what else was asked for."""
+    from servecast import terminal
+    from servecast.workload.traces.statistics import histogram_table, joint_histogram, trace_statistics
+
+    read = source.read(requests, seed)
+    unit = f"times in {read.report.time_unit}" if read.report.time_unit else "no times"
+    rows = [[key, terminal.plain(value)] for key, value in trace_statistics(read).items() if value is not None]
+    terminal.print_table(f"{source.path}: {read.report.format}, {unit}", ["", ""], rows)
+    terminal.print_table("requests by prompt and output tokens", *histogram_table(joint_histogram(read.columns)))
     for note in (*read.report.notes, *(f"rejected {rejected}" for rejected in read.report.rejected)):
         print(note)
+    if fit:
+        import yaml
+
+        from servecast.workload import fitting
+
+        model = fitting.fit(read.columns, source.path)
+        close = [
+            [name, *("" if value is None else terminal.plain(value) for value in values)]
+            for name, *values in model.closeness(read.columns, seed)
+        ]
+        terminal.print_table("a generator fitted to it", ["", "trace", "regenerated"], close)
+        workload = {"workload": model.workload()}
+        print(yaml.safe_dump(workload, sort_keys=False, default_flow_style=None, width=120), end="")
+    if to is not None:
+        from servecast.workload.traces.convert import write_trace
+
+        for lost in write_trace(read.columns, str(output), to):
+            print(lost)
+        print(f"written: {output}")
+    if figure is not None:
+        from servecast.report.exports.strict import write_bytes
+        from servecast.report.trace_figure import trace_figure
+
+        plot = trace_figure(read.columns, Path(source.path).name)
+        write_bytes(figure, plot.svg() if figure.suffix == ".svg" else plot.png())
+        print(f"figure: {figure}")
 
 
 @app.command("list")

@@ -68,7 +68,10 @@ class Client(Protocol):
         """That request, and the time it reaches the server [s]: later than its arrival if the client held it back."""
 
     def answered(self, request: Request, now: float) -> None:
-        """Its request has ended, well or not."""
+        """Its request has been served."""
+
+    def failed(self, request: Request, now: float) -> None:
+        """Its request was rejected, or lost as the engine crashed."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +241,7 @@ class _Replica:
                 enqueue(Sequence(request, sent_s, output if output < room else room))
             else:
                 self._record(Sequence(request, sent_s, 0), Status.REJECTED, _nan)
-                client.answered(request, sent_s)
+                client.failed(request, sent_s)
         return sends
 
     def _show(self, until: float) -> None:
@@ -281,7 +284,7 @@ class _Replica:
         """Lose what runs; when the engine is up again [s]."""
         for sequence in self.state.crash():
             self._record(sequence, Status.OOM, _nan)
-            self.client.answered(sequence.request, now)
+            self.client.failed(sequence.request, now)
         self.oom.append(event)
         return now + self.restart_s
 

@@ -129,7 +129,7 @@ def _run(point: Point, at: int, label: str, progress: Callable[[float], None]) -
     served = serving(scenario)
     planned = plan(scenario, served, step_set_aside(policy))
     require_whole_prompts_fit(policy, planned, f"scenario.policies[{at}]")
-    sent = traffic(scenario.workload)
+    sent = traffic(scenario.workload, scenario.engine.block_size)
     requests = len(sent.client)
     pool = BlockPool(planned.kv_blocks, planned.block_size, planned.block_bytes)
     made = replay(
@@ -157,6 +157,7 @@ def _run(point: Point, at: int, label: str, progress: Callable[[float], None]) -
         requested_rps=sent.requested_rps,
     )
     row["calibrated"] = served.cost.calibrated
+    row["cancelled"] = 0 if sent.sessions is None else sent.sessions.cancelled
     notes = () if sent.trace is None else tuple(f"Trace: {note}." for note in sent.trace.notes)
     return Outcome(
         label, entry.kind, point.label, point.swept, point.seed, made, row, planned, hardware,

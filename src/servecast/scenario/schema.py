@@ -16,8 +16,10 @@ from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from servecast.policies import POLICIES
 from servecast.scenario.sections import Described, Section, described, listed, one_of, refuse
 from servecast.workload import arrivals as arrival_processes
+from servecast.workload import fitting, rates
 from servecast.workload import lengths as length_laws
 from servecast.workload.traces.trace_file import TraceFile
+from servecast.workload.vllm_random import RandomLengths
 
 if TYPE_CHECKING:
     from servecast.policies import Policy
@@ -117,7 +119,7 @@ class Pairs(Section):
 if TYPE_CHECKING:
     Arrivals: TypeAlias = Described
     Length: TypeAlias = Described | EmpiricalLength
-    Lengths: TypeAlias = Empirical | Pairs
+    Lengths: TypeAlias = Empirical | Pairs | Described
     Trace: TypeAlias = Described
 else:
     Arrivals = one_of(
@@ -126,6 +128,16 @@ else:
         described(arrival_processes.Constant, kind="constant", rate_rps=Rate),
         described(arrival_processes.Burst, kind="burst"),
         described(arrival_processes.Closed, kind="closed"),
+        described(
+            rates.Piecewise,
+            kind="piecewise",
+            durations_s=listed(Positive),
+            rates_rps=listed(NotNegative),
+            burstiness=Rate,
+        ),
+        described(rates.Diurnal, kind="diurnal", burstiness=Rate),
+        described(rates.RampUp, kind="ramp_up", burstiness=Rate),
+        described(rates.Modulated, kind="modulated"),
     )
     Length = one_of(
         described(length_laws.Fixed, kind="fixed"),
@@ -133,29 +145,103 @@ else:
         described(length_laws.Lognormal, kind="lognormal"),
         EmpiricalLength,
     )
-    Lengths = one_of(Empirical, Pairs)
+    Lengths = one_of(
+        Empirical,
+        Pairs,
+        described(RandomLengths, kind="random", prefix_tokens=Annotated[int, Field(ge=0)]),
+        described(
+            fitting.JointQuantiles,
+            kind="joint_quantiles",
+            percentiles=listed(float),
+            prompt_tokens=listed(float),
+            output_tokens=listed(listed(float)),
+        ),
+    )
     Trace = described(TraceFile, path=FilePath)
 
 
-class Workload(Section):
-    """What arrives: arrivals and lengths, or a trace."""
+class Network(Section):
+    """The way between the client and the server, counted as the client's: latencies start at the server."""
 
-    arrivals: Arrivals | None = Field(None, description="when requests come: poisson, gamma, constant, burst or closed")
+    uplink_s: NotNegative = Field(0.0, description="a request reaches the scheduler so many seconds after it was sent")
+    downlink_s: NotNegative = Field(0.0, description="the client hears of an answer so many seconds after it was given")
+
+
+class Tenant(Section):
+    """One tenant of a mixture, with arrivals, lengths and priority of its own."""
+
+    name: Name = Field(description="unique among the tenants")
+    arrivals: Arrivals = Field(description="when its requests come")
+    lengths: Lengths | None = Field(None, description="prompt and output lengths together")
+    prompt_tokens: Length | None = Field(None, description="prompt lengths, instead of lengths")
+    output_tokens: Length | None = Field(None, description="output lengths, instead of lengths")
+    share: Positive | None = Field(None, description="part of the requests, in proportion; null: by the rates of all")
+    priority: int = Field(0, description="lower goes first, under scheduling_policy: priority")
+
+    @model_validator(mode="after")
+    def _one_kind_of_lengths(self) -> Tenant:
+        if (self.lengths is None) == (self.prompt_tokens is None or self.output_tokens is None):
+            raise refuse("give lengths, or both prompt_tokens and output_tokens")
+        return self
+
+
+class Conversations(Section):
+    """Conversations of several turns: each prompt holds all that was said before."""
+
+    arrivals: Arrivals = Field(description="when conversations start")
+    turns: Length = Field(description="turns of each")
+    new_tokens: Length = Field(description="the user's text of a turn")
+    output_tokens: Length = Field(description="the answer to it")
+    think_s: NotNegative = Field(0.0, description="seconds from an answer to the next turn")
+    system_tokens: Annotated[int, Field(ge=0)] = Field(0, description="what every prompt starts with, all the same")
+
+
+class ServeGen(Section):
+    """A folder of ServeGen client chunks."""
+
+    folder: FilePath = Field(description="folder of chunk-*-trace.csv and chunk-*-dataset.json")
+    start_s: NotNegative = Field(0.0, description="second of the day at which to begin")
+    duration_s: Positive = Field(3600.0, description="how much of the day")
+    scale: Positive = Field(1.0, description="factor of all rates")
+
+
+class Workload(Section):
+    """What arrives: arrivals and lengths, a trace, tenants, conversations, or ServeGen's clients."""
+
+    arrivals: Arrivals | None = Field(
+        None, description="when requests come: poisson, gamma, constant, burst, closed ..."
+    )
     lengths: Lengths | None = Field(None, description="prompt and output lengths together")
     prompt_tokens: Length | None = Field(None, description="prompt lengths, instead of lengths")
     output_tokens: Length | None = Field(None, description="output lengths, instead of lengths")
     trace: Trace | None = Field(None, description="a recorded trace, instead of arrivals and lengths")
-    requests: Count | None = Field(None, description="how many requests; of a trace, the first so many (null: all)")
+    tenants: listed(Tenant) | None = Field(  # type: ignore[valid-type]
+        None, description="a mixture, instead of arrivals and lengths"
+    )
+    conversations: Conversations | None = Field(None, description="sessions, instead of arrivals and lengths")
+    servegen: ServeGen | None = Field(None, description="ServeGen's clients, instead of arrivals and lengths")
+    requests: Count | None = Field(
+        None, description="how many requests (or conversations); of a trace, the first so many (null: all)"
+    )
     seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of arrivals and lengths")
     max_in_flight: Count | None = Field(None, description="the client holds back what exceeds so many at the server")
+    network: Network | None = Field(None, description="the client's way to the server and back; null: none")
 
     @model_validator(mode="after")
     def _one_source(self) -> Workload:
         sources = ("arrivals", "lengths", "prompt_tokens", "output_tokens")
         given = [key for key in sources if getattr(self, key) is not None]
-        if self.trace is not None:
+        whole = [key for key in ("trace", "tenants", "conversations", "servegen") if getattr(self, key) is not None]
+        if len(whole) > 1:
+            raise refuse(f"{' and '.join(whole)} are given: keep one")
+        if whole:
             if given:
-                raise refuse(f"a trace has its own arrivals and lengths: take out {' and '.join(given)}, or the trace")
+                source = whole[0].rstrip("s")
+                raise refuse(
+                    f"a {source} has its own arrivals and lengths: take out {' and '.join(given)}, or the {source}"
+                )
+            if self.requests is None and whole[0] in {"tenants", "conversations"}:
+                raise refuse("requests is missing: say how many, like requests: 1000")
             return self
         if self.arrivals is None:
             raise refuse("nothing arrives: give arrivals, like {kind: poisson, rate_rps: 8}, or a trace")
