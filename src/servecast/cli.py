@@ -294,6 +294,55 @@ def fit(
 
 
 @app.command()
+def compare(
+    scenario: Annotated[
+        str, typer.Argument(metavar="SCENARIO", help="File, or name of a shipped scenario of a recorded run.")
+    ],
+    recorded: Annotated[
+        Path | None, typer.Argument(metavar="RECORDED", help="Recorded requests; without it the scenario's own trace.")
+    ] = None,
+    changes: Changes = [],  # noqa: B006
+    out: Annotated[Path, typer.Option(help="Folder in which the comparison gets its own.")] = Path("results"),
+    margin: Annotated[float, typer.Option(help="Error of a mean that still counts as equivalent: 0.05 is 5 %.")] = 0.05,
+    band: Annotated[float, typer.Option(help="Also simulate with steps so much shorter and longer; 0: do not.")] = 0.05,
+    twin: Annotated[Path | None, typer.Option(help="Another recording of the same requests: the noise floor.")] = None,
+    host_from: Annotated[
+        Path | None,
+        typer.Option(help="Recording to fit the client's way on; of RECORDED itself the first third, not judged."),
+    ] = None,
+    host_steps: Annotated[
+        bool, typer.Option("--host-steps", help="Fit host time on top of each step there too.")
+    ] = False,
+) -> None:
+    """Simulate a recorded run and say how far off that is.
+
+    Examples:
+
+        servecast compare h100-qwen3-14b-18rps
+
+        servecast compare my.yaml result.json --host-from other.json
+    """
+    from servecast import comparison, terminal
+
+    told = comparison.compare(
+        scenario,
+        recorded,
+        overrides=_overrides(changes),
+        out=out,
+        margin=margin,
+        band=band,
+        twin=twin,
+        host_from=host_from,
+        host_steps=host_steps,
+    )
+    for line in told.lines:
+        print(line)
+    terminal.print_tables(told.tables)
+    print(told.verdict)
+    print(f"report: {told.page}")
+
+
+@app.command()
 def trace(
     files: Annotated[
         list[Path],

@@ -1,0 +1,146 @@
+"""Requests as their client saw them, recorded or simulated: the same columns for both, so that both are judged alike.
+
+Latencies count from the moment the client sent the request, as benchmark tools measure them; counted from arrival, the
+time for which the client held the request back is in them too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from servecast.errors import InputError
+from servecast.workload.traces.trace_file import TraceFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+CountedFrom = Literal["send", "arrival"]
+
+#: The latencies that are compared, and how they are called in words.
+LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observed:
+    """n answered requests in order of arrival.
+
+    arrival_s, sent_s : (n,) [s] from the first arrival; sent later than arrival where the client held it back
+    prompt_tokens, output_tokens : (n,) [tokens]
+    ttft_s, e2e_s : (n,) [s] from sent_s
+    """
+
+    arrival_s: NDArray[np.float64]
+    sent_s: NDArray[np.float64]
+    prompt_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+    ttft_s: NDArray[np.float64]
+    e2e_s: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.ttft_s)
+
+    @property
+    def tpot_s(self) -> NDArray[np.float64]:
+        """Time per output token after the first (n,) [s]; NaN for an answer of one token."""
+        later = self.output_tokens - 1
+        return np.where(later > 0, (self.e2e_s - self.ttft_s) / np.maximum(later, 1), np.nan)
+
+    @property
+    def finished_s(self) -> NDArray[np.float64]:
+        """When the client had the last token (n,) [s]."""
+        return self.sent_s + self.e2e_s
+
+    @property
+    def held_back(self) -> bool:
+        """Whether the client held requests back for long enough to tell latencies from send and from arrival apart."""
+        return bool((self.sent_s - self.arrival_s).mean() > 0.001 * self.e2e_s.mean())
+
+    def latency(self, name: str, counted_from: CountedFrom) -> NDArray[np.float64]:
+        """``ttft_s``, ``tpot_s`` or ``e2e_s`` of each request (n,) [s]."""
+        values: NDArray[np.float64] = getattr(self, name)
+        return values + (self.sent_s - self.arrival_s) if counted_from == "arrival" and name != "tpot_s" else values
+
+    @property
+    def makespan_s(self) -> float:
+        """From the first request sent to the last token heard [s]."""
+        return float(self.finished_s.max() - self.sent_s.min())
+
+    def totals(self) -> dict[str, float]:
+        """What the whole run came to: makespan, requests and output tokens a second."""
+        length = self.makespan_s
+        return {
+            "makespan_s": length,
+            "request_throughput_rps": len(self) / length,
+            "output_throughput_tps": float(self.output_tokens.sum()) / length,
+        }
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Arrival, lengths and latencies by name."""
+        names = ("arrival_s", "sent_s", "prompt_tokens", "output_tokens", "ttft_s", "tpot_s", "e2e_s")
+        return {name: getattr(self, name) for name in names}
+
+
+def recorded(path: Path | str | TraceFile, place: str = "") -> tuple[Observed, tuple[str, ...]]:
+    """The requests of a recording, and notes on how it was read.
+
+    Reads what `TraceFile` reads, if it holds latencies: a table with ``ttft_s`` and ``e2e_s`` (``send_s`` where it
+    differs from ``arrival_s``), the detailed results of ``vllm bench serve`` and those of other tools.
+
+    Raises InputError: the file cannot be read, holds no arrivals or no latencies, or latencies that cannot be.
+    """
+    file = path if isinstance(path, TraceFile) else TraceFile(str(path))
+    trace = file.read()
+    found = trace.recorded
+    place = place or file.path
+    if found is None:
+        raise InputError(
+            place, "holds no measured latencies: give a table with the columns ttft_s and e2e_s, or a detailed result"
+        )
+    columns = {name: getattr(found, name) for name in ("arrival_s", "sent_s", "ttft_s", "e2e_s")}
+    for name, column in columns.items():
+        unknown = ~np.isfinite(column)
+        if unknown.any():
+            at = int(unknown.argmax())
+            if unknown.all() and name in {"arrival_s", "sent_s"}:
+                raise InputError(
+                    place, "says not when requests arrived: a comparison replays arrivals, record them too"
+                )
+            raise InputError(
+                place, f"request {at} (in order of arrival) has no {name}: leave out requests without an answer"
+            )
+    negative = [name for name in ("ttft_s", "e2e_s") if (columns[name] <= 0).any()]
+    if negative:
+        at = int((columns[negative[0]] <= 0).argmax())
+        value = columns[negative[0]][at]
+        raise InputError(place, f"request {at} (in order of arrival) has {negative[0]} {value:g}: it must be above 0")
+    early = found.e2e_s < found.ttft_s
+    if early.any():
+        at = int(early.argmax())
+        raise InputError(
+            place,
+            f"request {at} (in order of arrival) ends before its first token "
+            f"(e2e_s {found.e2e_s[at]:g} < ttft_s {found.ttft_s[at]:g}): both count from the send, in seconds",
+        )
+    notes = list(trace.report.notes)
+    if found.failed:
+        notes.append(f"{found.failed} failed requests of the recording are neither replayed nor compared")
+    return Observed(
+        columns["arrival_s"], columns["sent_s"], found.prompt_tokens, found.output_tokens, found.ttft_s, found.e2e_s
+    ), tuple(notes)  # fmt: skip
+
+
+def same_requests(one: Observed, other: Observed) -> str | None:
+    """Why two recordings do not hold the same requests in the same order; None if they do."""
+    if len(one) != len(other):
+        return f"holds {len(other):,} requests, not {len(one):,}"
+    for name in ("prompt_tokens", "output_tokens"):
+        differ = getattr(one, name) != getattr(other, name)
+        if differ.any():
+            at = int(differ.argmax())
+            return f"request {at} has {getattr(other, name)[at]} {name}, not {getattr(one, name)[at]}"
+    return None
