@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from serving import StepTime, Watched, latencies, serve, shape_of_rows
+from serving import StepTime, Watched, columns, latencies, serve, shape_of_rows
 
 from servecast.batch import Batch, OutOfMemory
+from servecast.errors import InputError
 from servecast.policies import POLICIES, Continuous, Padded, Static
-from servecast.requests import Status
+from servecast.policies.decoding import DecodeRows
+from servecast.requests import Request, Sequence, Status
+from servecast.workload.clients import HeldBack, OpenLoop
 
 
 def close(actual, expected):
@@ -148,3 +151,60 @@ def test_queueing_is_part_of_ttft():
     run = serve([(0, 10, 1)] * 3, Continuous(max_num_seqs=1))
     close(latencies(run)["queue"], [0, 0.01, 0.02])
     close(latencies(run)["ttft"], [0.01, 0.02, 0.03])
+
+
+@pytest.mark.parametrize("kind", [Static, Padded])
+class TestClosedBatchesAtTheEdge:
+    def test_a_horizon_keeps_members_whose_answer_was_held_back(self, kind):
+        requests = [(0, 30, 23), (0, 2, 1), (0, 37, 1)]
+        run = serve(requests, kind(2, 0.0, "batch_end"), cap=30, horizon_s=0.01)
+        assert run.requests["id"].tolist() == [0, 1, 2]
+        assert run.requests["status"].tolist() == [Status.UNFINISHED] * 3
+        assert run.requests["generated_tokens"].tolist() == [1, 1, 0]
+        streamed = serve(requests, kind(2, 0.0), cap=30, horizon_s=0.01)
+        assert streamed.requests["status"].tolist() == [Status.UNFINISHED, Status.COMPLETED, Status.UNFINISHED]
+
+    def test_decode_steps_borrow_memory_for_their_activations_too(self, kind):
+        """Two rows of 20 tokens hold 4 blocks (padded: 3); their decode steps borrow 3 more."""
+        held = {Static: 4, Padded: 3}[kind]
+
+        def run(cap):
+            requests = [(0, 20, 5), (0, 20, 5)]
+            borrowed = {40: 0, 2: 3}
+            return serve(requests, kind(2, 0.0), cap=cap, activation_blocks=borrowed.__getitem__, max_model_len=48)
+
+        assert run(held + 3).oom == []
+        [event] = run(held + 2).oom
+        assert (event.wanted_bytes, event.available_bytes) == (held + 3, held + 2)
+        close(event.time_s, 0.01)
+
+    def test_its_oldest_waits_since_it_reached_the_server(self, kind):
+        client = HeldBack(OpenLoop(columns([(0, 10, 1), (0, 10, 1)])), 1)
+        run = serve([], kind(2, 0.25), client=client)
+        close(run.requests["scheduled_s"], [0.25, 0.25 + 0.01 + 0.25])
+
+
+def test_more_rows_than_a_million_slots():
+    rows = DecodeRows(16)
+    for slot in (0, 1 << 20, (1 << 20) + 1):
+        sequence = Sequence(Request(slot, 0.0, 10, 3), 0.0, 3)
+        sequence.computed, sequence.generated, sequence.slot = 10, 1, slot
+        rows.join(sequence)
+    assert rows.steps_to_finish() == 2
+    assert [sequence.slot for sequence in rows.advance(2)] == [0, 1 << 20, (1 << 20) + 1]
+
+
+def test_without_chunking_a_prompt_over_the_budget_is_an_error_and_no_livelock():
+    with pytest.raises(InputError, match="8 is less than a prompt of 40 tokens"):
+        serve([(0, 40, 2)], Continuous(4, 8, enable_chunked_prefill=False))
+
+
+@pytest.mark.parametrize("policy", [Static(), Padded(), Continuous()], ids=lambda policy: policy.kind)
+def test_times_that_the_clock_cannot_tell_apart_are_refused(policy):
+    with pytest.raises(InputError, match="no longer"):
+        serve([(1e17, 10, 3)], policy)
+
+
+def test_what_arrives_at_the_horizon_has_arrived():
+    run = serve([(0, 10, 20), (0.1 + 2e-17, 10, 5), (0.1 + 1e-6, 10, 5)], Continuous(), horizon_s=0.1)
+    assert run.requests["id"].tolist() == [0, 1]

@@ -23,6 +23,7 @@ import numpy as np
 import simpy
 
 from servecast.batch import DECISION_COLUMNS, Batch, OutOfMemory, Wait
+from servecast.errors import InputError
 from servecast.executor import SAME_INSTANT_S, Affine, Measured
 from servecast.log import Log
 from servecast.requests import Request, Sequence, Status
@@ -53,6 +54,8 @@ REQUEST_COLUMNS = (
     "recomputed_tokens",
     "slot",
 )
+#: Up to here a clock in double precision tells milliseconds apart to 1e-5 of themselves.
+LATEST_S = 1e8
 _FLUSH_EVERY = 512
 _nan = math.nan
 _COMPLETED = Status.COMPLETED
@@ -235,6 +238,12 @@ class _Replica:
         enqueue = self.inbox.append
         while (sends := client.next_send()) <= until:
             request, sent_s = client.send()
+            if sent_s > LATEST_S:
+                raise InputError(
+                    "workload",
+                    f"a request arrives after {sent_s:g} s: beyond {LATEST_S:g} s (three years) the clock no longer "
+                    "tells steps apart; shift the times to their start, or think and wait for less",
+                )
             room = limit - request.prompt_tokens
             if room > 0:
                 output = request.output_tokens
@@ -292,7 +301,7 @@ class _Replica:
         """Record what a horizon cut off: all that had arrived by then and has not ended."""
         self.now = now
         if self.horizon_s < math.inf:
-            self._receive(now)
+            self._receive(now + SAME_INSTANT_S)
             if self.state.ahead:
                 self._show(now)
         for sequence in self.state.settle():

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from servecast.batch import Batch, Wait, step_shape, tally
+from servecast.errors import InputError
 from servecast.policies.prefix import PrefixState
 from servecast.policies.queue import PriorityQueue
 from servecast.policies.shortage import preempt_last, walk
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from servecast.requests import Sequence
 
 _NOTHING = Wait(math.inf)
+_UNLIMITED = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class Continuous:
         prefill: list[tuple[Sequence, int]] = []
         preempted = 0
         if state.waiting or state.prefilling or free < decoding.count:
-            limit = self.max_num_batched_tokens
+            limit = _UNLIMITED
             if self.long_prefill_token_threshold:
                 limit = self._chunk_limit(state)
             wanted = decoding.blocks_needed(1)
@@ -122,7 +124,12 @@ class Continuous:
             return self.schedule(now, state)
         if preempted:
             return self._after_preempting(now, state, preempted)
-        assert not state.waiting, "the head of an idle queue must fit: longer requests are rejected on arrival"
+        if state.waiting:
+            raise InputError(
+                "max_num_batched_tokens",
+                f"{self.max_num_batched_tokens} is less than a prompt of {state.waiting[0].tokens} tokens, which waits "
+                "for ever without chunked prefill: give at least max_model_len, or enable_chunked_prefill",
+            )
         return _NOTHING
 
     def _after_preempting(self, now: float, state: State, preempted: int) -> Decision:
@@ -137,7 +144,7 @@ class Continuous:
         """Tokens that one prompt may have in this step."""
         threshold = self.long_prefill_token_threshold
         alone = len(state.running) + len(state.waiting) <= 1
-        return self.max_num_batched_tokens if alone or threshold == 0 else threshold
+        return _UNLIMITED if alone else threshold
 
     def _admit(
         self, now: float, state: State, prefill: list[tuple[Sequence, int]], budget: int, free: int, limit: int

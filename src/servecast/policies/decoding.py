@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from servecast.requests import Sequence
 
 
-_SLOT_BITS = 20
+_SLOT_BITS = 32
 _SLOT = (1 << _SLOT_BITS) - 1
 
 

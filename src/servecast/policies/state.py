@@ -210,7 +210,8 @@ class State:
 
     def settle(self) -> list[Sequence]:
         """Everything still waiting or running when a run is cut off, its own counts up to date."""
-        self.release_ended()
+        if self.ahead:
+            self.release_ended()
         for sequence in self.running:
             if sequence.finish_step >= 0:
                 self.decoding.leave(sequence)
