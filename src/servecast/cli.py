@@ -247,8 +247,12 @@ def _explained(
 
 @app.command()
 def fit(
-    steps: Annotated[
-        list[Path], typer.Argument(metavar="STEPS", help="Tables of measured steps: .csv, .csv.gz, .parquet.")
+    measured: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="MEASURED",
+            help="Tables of steps (.csv, .csv.gz, .parquet), one of requests, or a folder of operators.",
+        ),
     ],
     model: Annotated[str, typer.Option(help="Model that ran: a name, or a config.json.")],
     device: Annotated[str, typer.Option(help="Device it ran on.")],
@@ -258,24 +262,35 @@ def fit(
     engine: Annotated[str, typer.Option(help="Engine and version, for the provenance.")] = "",
     source: Annotated[str, typer.Option(help="Where the measurements come from, for the provenance.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the held-out part and the bootstrap.")] = 0,
+    host_overhead_s: Annotated[
+        float | None, typer.Option(min=0, help="Of operators: what the host adds to a step.")
+    ] = None,
+    host_steps: Annotated[
+        Path | None, typer.Option(help="Of operators: measured steps of that engine, to fit the host to.")
+    ] = None,
+    all_reduce: Annotated[Path | None, typer.Option(help="Of operators: folder with another all-reduce table.")] = None,
 ) -> None:
-    """Fit a cost model to measured steps and write a profile.
+    """Fit a cost model to what was measured and write a profile: steps, requests alone, or single operators.
 
     Examples:
 
         servecast fit steps.csv --model qwen3-14b --device h100-sxm -o calibration/mine.yaml
+
+        servecast fit requests.csv --model qwen3-14b --device h100-sxm -o calibration/coarse.yaml
+
+        servecast fit h100_sxm-vllm0.24.0/ --model llama-3.1-8b --device h100-sxm -o calibration/ops.yaml
     """
     from servecast import terminal
-    from servecast.cost import fit as fitting
     from servecast.cost import profile as profiles
+    from servecast.cost import sources
 
     if output.suffix not in {".yaml", ".yml"}:
         raise InputError("--output", f"{str(output)!r} is no YAML file: name it like calibration/mine.yaml")
     if not output.parent.is_dir():
         raise InputError("--output", f"there is no folder {output.parent}: make it first")
     with terminal.busy("fitting, then again on each resample for the intervals"):
-        fitted = fitting.fit_file(
-            steps,
+        fitted, told = sources.fit(
+            measured,
             model=model,
             device=device,
             name=output.stem,
@@ -284,9 +299,11 @@ def fit(
             tensor_parallel=tensor_parallel,
             kv_dtype=kv_cache_dtype,
             seed=seed,
+            host_s=host_overhead_s,
+            host_steps=host_steps,
+            all_reduce=all_reduce,
         )
     profiles.save(fitted, output)
-    told = fitting.report(fitted)
     terminal.print_tables(told.tables)
     for note in told.notes:
         print(note)

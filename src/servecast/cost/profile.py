@@ -1,8 +1,11 @@
-"""The profile: the file of a fitted cost model, with what is needed to judge it.
+"""The profile: the file of a cost model, with what is needed to judge it.
 
-YAML that people read and diff: coefficients with units and 90 % intervals, whether the data told them or physics pinned
-them, the held-out errors, the domain, the residuals, the covariance and the provenance. Loading is strict: an unknown
-key, a wrong type or a number that is not finite is refused with its place.
+YAML that people read and diff, of one of two kinds. A `Profile` is fitted to measured steps: coefficients with units
+and 90 % intervals, whether the data told them or physics pinned them, the held-out errors, the domain, the residuals,
+the covariance and the provenance. A `TabulatedProfile` (it says ``kind: tabulated``) is put together of operators
+measured one by one: tables of seconds, what the host adds, the errors of interpolating, and which share of a step was
+measured at all. Loading is strict: an unknown key, a wrong type or a number that is not finite is refused with its
+place.
 """
 
 from __future__ import annotations
@@ -10,19 +13,24 @@ from __future__ import annotations
 import difflib
 import json
 import math
+from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from servecast import resources
+from servecast.cost.curves import Curve, Surface
 from servecast.cost.domain import Domain
 from servecast.cost.fitted import COEFFICIENTS, FittedCost, Window
 from servecast.cost.model import Regime
+from servecast.cost.tabulated import PrefillBy, TabulatedCost
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from servecast.cost.model import CostModel
 
 #: Version of the file's layout.
 SCHEMA: Final = 1
@@ -89,8 +97,8 @@ class Provenance(_Section):
     rows_each: Annotated[int, Field(ge=1)]
 
 
-class Profile(_Section):
-    """A fitted cost model and everything known about it; `cost()` is the model itself."""
+class ProfileFile(_Section):
+    """What every profile tells, whatever its kind: for which model, device and split, and where it holds."""
 
     schema_version: Literal[1] = SCHEMA
     name: str
@@ -98,6 +106,34 @@ class Profile(_Section):
     device: str
     tensor_parallel: Annotated[int, Field(ge=1)] = 1
     kv_dtype: str | None = None
+
+    @abstractmethod
+    def cost(self) -> CostModel:
+        """The cost model, ready to price steps."""
+
+    def require(self, model: str, tensor_parallel: int = 1, kv_dtype: str | None = None) -> None:
+        """Refuse to price another model, another split or another KV dtype than was measured.
+
+        Raises InputError that names both sides.
+        """
+        wanted = {"model": model, "engine.tensor_parallel_size": tensor_parallel, "engine.kv_cache_dtype": kv_dtype}
+        has = {
+            "model": self.model,
+            "engine.tensor_parallel_size": self.tensor_parallel,
+            "engine.kv_cache_dtype": self.kv_dtype,
+        }
+        for place, value in wanted.items():
+            if value != has[place]:
+                raise InputError(
+                    place,
+                    f"{value}, but profile {self.name} was measured with {has[place]}: "
+                    "choose another profile, or `device:` for the datasheet roofline",
+                )
+
+
+class Profile(ProfileFile):
+    """A cost model fitted to measured steps and everything known about it; `cost()` is the model itself."""
+
     coefficients: dict[str, Coefficient]
     sharpness: Coefficient
     form: Form = Form()
@@ -124,27 +160,85 @@ class Profile(_Section):
             name=self.name,
         )
 
-    def require(self, model: str, tensor_parallel: int = 1, kv_dtype: str | None = None) -> None:
-        """Refuse to price another model, another split or another KV dtype than was measured.
 
-        Raises InputError that names both sides.
+class LeftOut(_Section):
+    """Relative error of the points of one operator's table, each predicted from the others or from its parts."""
+
+    operator: str
+    along: str
+    count: Annotated[int, Field(ge=1)]
+    median: NonNegative
+    p95: NonNegative
+    signed_mean: Finite
+
+
+class Composition(_Section):
+    """Which share of a step comes from where: points of a table, lines between them, the roofline, the host."""
+
+    measured: NonNegative
+    interpolated: NonNegative
+    roofline: NonNegative
+    host: NonNegative
+
+
+#: A curve as it is written: knots and seconds, or position, knots and seconds where it is one of a surface.
+_Points = tuple[tuple[NonNegative, ...], ...]
+
+
+class Tables(_Section):
+    """Seconds by knots (see `servecast.cost.tabulated`); a curve of a surface is [[position], [knots], [seconds]]."""
+
+    tokens: _Points
+    sampled_rows: _Points
+    decode_attention: tuple[_Points, ...]
+    prefill_by: PrefillBy
+    prefill_attention: tuple[_Points, ...]
+    mixed_attention: tuple[_Points, ...] = ()
+    mixed_tile_s: NonNegative = 0.0
+    launch_s: NonNegative = 0.0
+
+
+class TabulatedProfile(ProfileFile):
+    """A cost model put together of measured operators and everything known about it; `cost()` is the model itself.
+
+    host : ``step_s`` and ``row_s``, what the engine adds to the kernels, each with its interval and how it was come by
+    """
+
+    kind: Literal["tabulated"] = "tabulated"
+    host: dict[Literal["step_s", "row_s"], Coefficient]
+    held_out: tuple[LeftOut, ...] = ()
+    composition: dict[str, Composition] = Field(default_factory=dict)
+    domain: dict[Regime, dict[str, tuple[Finite, Finite]]] = Field(default_factory=dict)
+    memory_bytes: dict[str, NonNegative] | None = None
+    notes: tuple[str, ...] = ()
+    provenance: Provenance
+    tables: Tables
+
+    def cost(self) -> TabulatedCost:
+        """The cost model, ready to price steps.
+
+        Raises InputError for tables whose knots do not rise, or that hold no time.
         """
-        wanted = {"model": model, "engine.tensor_parallel_size": tensor_parallel, "engine.kv_cache_dtype": kv_dtype}
-        has = {
-            "model": self.model,
-            "engine.tensor_parallel_size": self.tensor_parallel,
-            "engine.kv_cache_dtype": self.kv_dtype,
-        }
-        for place, value in wanted.items():
-            if value != has[place]:
-                raise InputError(
-                    place,
-                    f"{value}, but profile {self.name} was measured with {has[place]}: "
-                    "choose another profile, or `device:` for the datasheet roofline",
-                )
+        tables = self.tables
+        decode = _surface(tables.decode_attention, "decode_attention")
+        mixed = _surface(tables.mixed_attention, "mixed_attention") if tables.mixed_attention else decode
+        return TabulatedCost(
+            tokens=_curve(tables.tokens, "tokens"),
+            sampled=_curve(tables.sampled_rows, "sampled_rows"),
+            decode=decode,
+            prefill=_surface(tables.prefill_attention, "prefill_attention"),
+            prefill_by=tables.prefill_by,
+            mixed=mixed,
+            mixed_tile_s=tables.mixed_tile_s,
+            launch_s=tables.launch_s,
+            step_s=self.host["step_s"].value,
+            row_s=self.host["row_s"].value,
+            domain=Domain({kind: dict(box) for kind, box in self.domain.items()}),
+            name=self.name,
+        )
 
 
-def dump(profile: Profile) -> str:
+def dump(profile: ProfileFile) -> str:
     """The profile as YAML text; the same profile gives the same bytes."""
     import yaml
 
@@ -152,7 +246,7 @@ def dump(profile: Profile) -> str:
     return yaml.dump(data, Dumper=_dumper(), sort_keys=False, width=120, allow_unicode=True)
 
 
-def save(profile: Profile, path: str | Path) -> None:
+def save(profile: ProfileFile, path: str | Path) -> None:
     """Write the profile; never half a file."""
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
@@ -160,8 +254,8 @@ def save(profile: Profile, path: str | Path) -> None:
     partial.replace(path)
 
 
-def load(name_or_path: str | Path) -> Profile:
-    """Read a profile: a path, or the name of a shipped one.
+def load(name_or_path: str | Path) -> Profile | TabulatedProfile:
+    """Read a profile of either kind: a path, or the name of a shipped one.
 
     Raises InputError with file and key path for anything the file should not hold.
     """
@@ -169,7 +263,9 @@ def load(name_or_path: str | Path) -> Profile:
     import yaml
 
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        # The same language read in C where PyYAML has it: tables are long.
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(str(path), f"is not YAML ({' '.join(str(error).split())})") from error
     if not isinstance(data, dict):
@@ -178,7 +274,9 @@ def load(name_or_path: str | Path) -> Profile:
         )
     try:
         # Through JSON, because there strict validation takes a list for a tuple and nothing else for anything else.
-        profile = Profile.model_validate_json(json.dumps(data, default=str))
+        text = json.dumps(data, default=str)
+        kind = TabulatedProfile if "kind" in data else Profile
+        profile: Profile | TabulatedProfile = kind.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
@@ -213,8 +311,17 @@ def _problem(error: Any) -> str:
     return f"{shown}{error['msg'].lower()}"
 
 
-def _check(profile: Profile, path: Path) -> None:
+def _check(profile: Profile | TabulatedProfile, path: Path) -> None:
     """What types alone cannot say."""
+    if isinstance(profile, TabulatedProfile):
+        for name in ("step_s", "row_s"):
+            if name not in profile.host:
+                raise InputError(f"{path}: host.{name}", "is missing: fit again")
+        try:
+            profile.cost()
+        except InputError as error:
+            raise InputError(f"{path}: {error.place}", error.problem) from error
+        return
     for name in COEFFICIENTS:
         if name not in profile.coefficients:
             raise InputError(f"{path}: coefficients.{name}", "is missing: fit again")
@@ -232,6 +339,25 @@ def _check(profile: Profile, path: Path) -> None:
         profile.cost()
     except InputError as error:
         raise InputError(f"{path}: coefficients", str(error)) from error
+
+
+def _curve(points: _Points, name: str) -> Curve:
+    if len(points) != 2:
+        raise InputError(f"tables.{name}", f"holds {len(points)} rows, not knots and seconds: fit again")
+    try:
+        return Curve(*points)
+    except InputError as error:
+        raise InputError(f"tables.{name}", error.problem) from error
+
+
+def _surface(curves: Sequence[_Points], name: str) -> Surface:
+    for points in curves:
+        if len(points) != 3 or len(points[0]) != 1:
+            raise InputError(f"tables.{name}", "a curve must be its position, its knots and its seconds: fit again")
+    try:
+        return Surface(tuple(points[0][0] for points in curves), tuple(_curve(p[1:], name) for p in curves))
+    except InputError as error:
+        raise InputError(f"tables.{name}", error.problem) from error
 
 
 def rounded(value: float, digits: int = 7) -> float:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from servecast.cost.model import CostModel
-    from servecast.cost.profile import Profile
+    from servecast.cost.profile import ProfileFile
     from servecast.memory import MemoryPlan
     from servecast.policies import Policy
     from servecast.scenario.schema import Scenario
@@ -38,7 +38,7 @@ class Serving(NamedTuple):
     tensor_parallel: int
     kv_dtype: str | None
     memory_share: float
-    profile: Profile | None = None
+    profile: ProfileFile | None = None
 
 
 def serving(scenario: Scenario) -> Serving:

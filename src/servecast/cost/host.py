@@ -1,0 +1,142 @@
+"""What an engine adds to its kernels: time of the host per step and per sequence, fitted or given.
+
+Kernels measured one by one leave out scheduling, launches that the GPU waits for, and copies. Recorded engines show 0
+to 1.2 ms a step. It is the difference between what steps took and what their kernels take:
+
+    host = step_s + row_s (prefill_rows + decode_rows)
+
+fitted with both at 0 or more, as medians (soft-L1 on the relative error), with 90 % intervals from stretches of 64
+steps drawn anew, widened by what the fit leaves of a typical step: the kernels themselves are not better known.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from servecast.batch import StepShape
+from servecast.cost.profile import Coefficient, rounded
+from servecast.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from servecast.cost.steps import Steps
+    from servecast.cost.tabulated import TabulatedCost
+
+    Floats = npt.NDArray[np.float64]
+
+LEAST_S: Final = 0.0
+MOST_S: Final = 1.2e-3
+"""Range of what recorded engines add to a step [s]."""
+
+_STRETCH: Final = 64
+_REPLICATES: Final = 60
+_PASSES: Final = 10
+
+
+class Host(NamedTuple):
+    """What the host adds: a step and a row [s], each with its interval and how it was come by."""
+
+    step_s: Coefficient
+    row_s: Coefficient
+
+
+def given(step_s: float, row_s: float = 0.0, how: str = "given") -> Host:
+    """A stated overhead. Its interval is what recorded engines show, widened to hold it.
+
+    Raises InputError below 0.
+    """
+    for name, value in (("step_s", step_s), ("row_s", row_s)):
+        if not 0 <= value < np.inf:
+            raise InputError(f"host.{name}", f"{value} must be a finite number of seconds, at least 0")
+    step = Coefficient(
+        value=rounded(step_s), unit="s", low=min(LEAST_S, step_s), high=max(MOST_S, step_s), identified=False, how=how
+    )
+    row = Coefficient(value=rounded(row_s), unit="s/row", low=0.0, high=rounded(row_s), identified=False, how=how)
+    return Host(step, row)
+
+
+def unknown() -> Host:
+    """No recorded run of the engine: the middle of the range."""
+    return given((LEAST_S + MOST_S) / 2, how="stated: the middle of what recorded engines show (0 to 1.2 ms a step)")
+
+
+def taken_from(host: Host, whose: str) -> Host:
+    """The overhead of another run or model of the same engine: the value, but no longer known."""
+    how = f"taken from {whose}"
+    return Host(
+        host.step_s.model_copy(
+            update={"how": how, "identified": False, "low": 0.0, "high": max(MOST_S, host.step_s.high)}
+        ),
+        host.row_s.model_copy(update={"how": how, "identified": False, "low": 0.0}),
+    )
+
+
+def from_steps(kernels: TabulatedCost, steps: Steps, how: str, seed: int = 0) -> Host:
+    """Fit the overhead to measured steps, against ``kernels`` (whose own overhead is taken off).
+
+    how : where the steps come from
+    """
+    rows = np.asarray(steps.shape.prefill_rows, dtype=float) + steps.shape.decode_rows
+    predicted = np.asarray(kernels.seconds(_as_arrays(steps.shape)), dtype=float)
+    missing = steps.seconds - predicted + kernels.step_s + kernels.row_s * rows
+    return from_excess(missing, np.ones(len(steps)), rows, steps.seconds, how, seed)
+
+
+def from_excess(missing: Floats, steps: Floats, rows: Floats, scale: Floats, how: str, seed: int = 0) -> Host:
+    """Fit ``missing = step_s steps + row_s rows`` (n,), errors relative to ``scale`` (n,) [s]."""
+    value = _nonnegative(missing / scale, steps / scale, rows / scale)
+    random = np.random.default_rng(seed)
+    stretch = _STRETCH if len(missing) >= 8 * _STRETCH else 1
+    starts = np.arange(0, len(missing) - stretch + 1, stretch)
+    drawn = []
+    for _ in range(_REPLICATES):
+        chosen = (random.choice(starts, len(starts))[:, None] + np.arange(stretch)).ravel()
+        drawn.append(
+            _nonnegative(missing[chosen] / scale[chosen], steps[chosen] / scale[chosen], rows[chosen] / scale[chosen])
+        )
+    low, high = np.quantile(drawn, (0.05, 0.95), axis=0)
+    # Kernels are off by more than their many steps scatter: what they leave of a typical step is not known either.
+    unexplained = float(np.median(np.abs(missing - value[0] * steps - value[1] * rows) / steps))
+
+    def coefficient(i: int, unit: str) -> Coefficient:
+        margin = unexplained if i == 0 else 0.0
+        return Coefficient(
+            value=rounded(value[i]),
+            unit=unit,
+            low=rounded(max(0.0, min(value[i], float(low[i])) - margin)),
+            high=rounded(max(value[i], float(high[i])) + margin),
+            identified=True,
+            how=how,
+        )
+
+    return Host(coefficient(0, "s"), coefficient(1, "s/row"))
+
+
+def _nonnegative(target: Floats, first: Floats, second: Floats) -> tuple[float, float]:
+    """Coefficients of two columns, both at least 0, that make the sum of absolute errors small (weights iterated)."""
+    weights = np.ones(len(target))
+    value = (0.0, 0.0)
+    for _ in range(_PASSES):
+        a, b = first * weights, second * weights
+        y = target * weights
+        aa, ab, bb, ay, by = float(a @ a), float(a @ b), float(b @ b), float(a @ y), float(b @ y)
+        determinant = aa * bb - ab * ab
+        if determinant > 1e-9 * aa * bb:
+            value = ((bb * ay - ab * by) / determinant, (aa * by - ab * ay) / determinant)
+        else:
+            value = (ay / aa, 0.0)
+        if value[0] < 0:
+            value = (0.0, max(0.0, by / bb))
+        elif value[1] < 0:
+            value = (max(0.0, ay / aa), 0.0)
+        residual = np.abs(value[0] * first + value[1] * second - target)
+        limit = max(1e-9, 1.5 * float(np.median(residual)))
+        weights = np.minimum(1.0, np.sqrt(limit / np.maximum(residual, 1e-12)))
+    return value
+
+
+def _as_arrays(shape: StepShape) -> StepShape:
+    return StepShape(*(np.asarray(value) for value in shape))  # type: ignore[arg-type]  # arrays
