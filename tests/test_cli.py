@@ -407,3 +407,25 @@ def test_progress_is_told_within_a_long_run(tiny):
     assert any(0 < progress.made < 1 and progress.at_work == "static" for progress in told)
     assert told[-1].made == told[-1].total == 2
     assert simulate(scenario).summary["completed"].tolist() == [20_000, 20_000]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("run", "a" * 300), ("explain", "--model", "./" + "a" * 300 + ".json", "--device", "h100-sxm")]
+)
+def test_names_too_long_for_the_file_system_are_one_line(arguments, capsys):
+    assert command(*arguments) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("redirect", "status"), [("> /dev/full", 2), (">&-", 0), ("| true", 1)])
+def test_standard_output_that_takes_nothing(redirect, status):
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {sys.executable} -m servecast list models {redirect}"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr and done.stderr.count("\n") <= 1
+
+
+def test_a_dollar_in_a_name_is_a_dollar(tmp_path, capsys):
+    assert command("run", "padding-waste", "--set", 'policies[0].name="$\\frac{$"', "--out", tmp_path) == 0

@@ -192,14 +192,14 @@ def test_merge_keys_and_anchors_work(whole):
         ({"workload.arrivals": "{kind: gamma, rate_rps: 1, burstiness: 0}"}, "scenario.workload.arrivals.burstiness", "above 0"),
         ({"workload.arrivals": "{kind: closed, users: 0}"}, "scenario.workload.arrivals.users", "of at least 1"),
         ({"workload.arrivals": "{kind: closed, users: 1, think_s: -1}"}, "scenario.workload.arrivals.think_s", "of at least 0"),
-        ({"workload.requests": "0"}, "scenario.workload.requests", "of at least 1"),
+        ({"workload.requests": "0"}, "scenario.workload.requests", "out of range"),
         ({"workload.seed": "-1"}, "scenario.workload.seed", "of at least 0"),
         ({"workload.max_in_flight": "0"}, "scenario.workload.max_in_flight", "of at least 1"),
         ({"policies[0].batch_size": "0"}, "scenario.policies[0].batch_size", "of at least 1"),
         ({"policies[1].max_wait_s": "-1"}, "scenario.policies[1].max_wait_s", "of at least 0"),
         ({"policies[2].max_num_seqs": "0"}, "scenario.policies[2].max_num_seqs", "of at least 1"),
         ({"slo.tpot_s": "0"}, "scenario.slo.tpot_s", "above 0"),
-        ({"cost.usd_per_gpu_hour": "-1"}, "scenario.cost.usd_per_gpu_hour", "of at least 0"),
+        ({"cost.usd_per_gpu_hour": "-1"}, "scenario.cost.usd_per_gpu_hour", "out of range"),
         ({"seeds": "0"}, "scenario.seeds", "of at least 1"),
         ({"horizon_s": "0"}, "scenario.horizon_s", "above 0"),
         ({"warmup_s": "-1"}, "scenario.warmup_s", "of at least 0"),
@@ -714,3 +714,52 @@ def test_a_star_without_quotes_is_told_to_be_quoted(tmp_path):
 def test_a_bare_number_of_tokens_is_told_how_to_be_fixed():
     with pytest.raises(InputError, match=r"\{kind: fixed, tokens: 300\}"):
         load("memory-cliff", {"workload.output_tokens": 300})
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "says"),
+    [
+        (
+            {"sweep": {"policies": [[{"kind": "static"}]]}},
+            "scenario.sweep.policies",
+            "list of policies cannot be swept",
+        ),
+        ({"sweep": {"policies[0].name": ["a", "b"]}}, "scenario.sweep.policies[0].name", "name cannot be swept"),
+        ({"sweep": {"derived.x": [1, 2]}}, "scenario.sweep.derived.x", "cannot be swept"),
+        ({"sweep": {"workload.seed": [1, 1]}}, "scenario.sweep.workload.seed", "1 stands twice"),
+        ({"cost.usd_per_gpu_hour": 1e308}, "scenario.cost.usd_per_gpu_hour", "out of range"),
+        ({"workload.requests": 10**11}, "scenario.workload.requests", "out of range"),
+        ({"policies[0].name": "a\nb"}, "scenario.policies[0].name", "cannot be printed"),
+        ({"policies[0].name": "x" * 101}, "scenario.policies[0].name", "100"),
+    ],
+)
+def test_what_would_fail_later_is_refused_at_once(changes, place, says):
+    with pytest.raises(InputError) as refused:
+        load("quickstart", changes)
+    assert refused.value.place == place
+    assert says in refused.value.problem
+
+
+def test_a_swept_mapping_is_shown_as_text():
+    swept = load("quickstart", {"sweep": {"slo": [None, {"ttft_s": 1.0}], "workload.arrivals": [{"kind": "burst"}]}})
+    assert [point.swept["slo"] for point in points(swept)] == ["null", '{"ttft_s": 1.0}']
+    assert [point.scenario.slo is None for point in points(swept)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: " + "[" * 5000,
+        "horizon_s: " + "9" * 5000,
+        "name: !!int abc",
+        "seed: !!timestamp 2020",
+        "x: " + "1" * (1 << 20),
+    ],
+    ids=["brackets", "digits", "int", "timestamp", "large"],
+)
+def test_hostile_yaml_is_one_line(tmp_path, text):
+    file = tmp_path / "hostile.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError) as refused:
+        load(file)
+    assert len(str(refused.value)) < 400

@@ -588,3 +588,19 @@ def test_activations_of_few_tokens_are_those_of_sampling():
     assert sparse.experts is not None
     shared = replace(sparse, experts=sparse.experts._replace(shared=50_000))
     assert shared.activation_bytes_peak(4096, 1) == 4096 * 3 * (4096 + 50_000) * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ('{"vocab_size": ' + "9" * 5000 + "}", "no number a model can have"),
+        ('{"hidden_size": 1e30, "num_attention_heads": 4}', "larger than any model's"),
+        ('{"hidden_size": 64, "num_attention_heads": 32, "num_key_value_heads": 64}', "must divide"),
+    ],
+)
+def test_hostile_configs_are_one_line(tmp_path, text, says):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=says):
+        hf_config.load(path)

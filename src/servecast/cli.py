@@ -94,7 +94,13 @@ Changes = Annotated[
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit: 0, 2 for input that must be mended (one line on stderr), 130 interrupted."""
+    """Run the command line and exit.
+
+    0: done. 2: something must be mended, said in one line on standard error. 130: interrupted, what was made is kept.
+    1: nobody reads standard output any more.
+    """
+    if sys.stdout is None:  # closed by whoever started this
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
     status: int | str | None = 0
     try:
         app(None if arguments is None else list(arguments))
@@ -105,14 +111,24 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         status = EXIT_INTERRUPTED
     except BrokenPipeError:
         status = 1
+    except OSError as error:
+        print(f"{error.filename or 'standard output'}: {error.strerror}", file=sys.stderr)
+        status = EXIT_INPUT
+    except MemoryError:
+        print("memory: not enough for this; ask for fewer requests, or a shorter horizon_s", file=sys.stderr)
+        status = EXIT_INPUT
     except SystemExit as end:
         status = end.code
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        # Nobody reads any more; what is still buffered must not raise again when Python shuts down.
+    except OSError as error:
+        # What is still buffered must not raise again when Python shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 1
+        if isinstance(error, BrokenPipeError):
+            status = 1  # nobody reads any more
+        elif status != EXIT_INPUT:
+            print(f"standard output: {error.strerror}", file=sys.stderr)
+            status = EXIT_INPUT
     sys.exit(status)
 
 

@@ -40,9 +40,24 @@ class Document(NamedTuple):
         return line
 
 
+#: A scenario that comes near this holds data, not settings.
+LARGEST_BYTES = 1 << 20
+
+#: What PyYAML's constructors raise besides its own errors: !!int abc, a million digits, brackets a thousand deep.
+_NO_VALUE = (ValueError, AttributeError, OverflowError, RecursionError)
+
+
+def _brief(error: Exception) -> str:
+    return "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())[:120]
+
+
 def read(path: Path) -> Document:
     """Parse one scenario file. Errors are one line that starts with ``file:line``."""
     try:
+        if path.stat().st_size > LARGEST_BYTES:
+            raise InputError(
+                str(path), f"is larger than {LARGEST_BYTES >> 20} MiB: a scenario names its data, it holds none"
+            )
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InputError(str(path), f"not text in UTF-8 (byte {error.start}): save it as UTF-8") from None
@@ -56,6 +71,8 @@ def read(path: Path) -> Document:
         raise InputError(f"{path}:{error.line}", f"key {error.key!r} stands twice in one mapping: keep one") from None
     except yaml.YAMLError as error:
         raise InputError(*_syntax(path, error)) from None
+    except _NO_VALUE as error:
+        raise InputError(str(path), f"holds what is no value ({_brief(error)}): write plain numbers and text") from None
     if root is None or data is None:
         raise InputError(f"{path}:1", "the file is empty: a scenario names at least a model, a workload and policies")
     if not isinstance(data, dict):
@@ -68,7 +85,7 @@ def value(text: str, place: str) -> object:
     """The value of an option such as ``--set key=VALUE``, read as the scenario file would read it."""
     try:
         return _Loader(text).get_single_data()
-    except (yaml.YAMLError, _RepeatedKeyError):
+    except (yaml.YAMLError, _RepeatedKeyError, *_NO_VALUE):
         raise InputError(place, f"{text!r} is not a YAML value: quote it") from None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import itertools
+import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -122,11 +123,17 @@ def points(scenario: Scenario) -> list[Point]:
             f"scenario.{key}", f"makes {count:,} points; give at most {MOST_POINTS:,}, or several scenarios"
         )
     data = scenario.model_dump(mode="python", exclude={"sweep", "seeds"}, exclude_unset=True)
+    for key, choices in scenario.sweep.items():
+        told = [_shown(choice) for choice in choices]
+        for choice in told:
+            if told.count(choice) > 1:
+                raise InputError(f"scenario.sweep.{key}", f"{choice!r} stands twice: give each value once")
     grid = itertools.product(*scenario.sweep.values())
     found = []
     for values in grid:
-        swept = dict(zip(scenario.sweep, values, strict=True))
-        at_point = _at(data, swept) if swept else scenario.model_copy(update={"sweep": {}, "seeds": 1})
+        given = dict(zip(scenario.sweep, values, strict=True))
+        swept = {key: _shown(value) for key, value in given.items()}
+        at_point = _at(data, given, _label(swept)) if given else scenario.model_copy(update={"sweep": {}, "seeds": 1})
         if any(entry.like is not None for entry in at_point.policies):
             at_point = settle(at_point, serving(at_point).device)
         first = at_point.workload.seed
@@ -137,18 +144,25 @@ def points(scenario: Scenario) -> list[Point]:
     return found
 
 
-def _at(data: dict[str, Any], swept: dict[str, Any]) -> Scenario:
+def _shown(value: Any) -> str | int | float | bool:
+    """A swept value as a cell of a table: a mapping, a list or null as its text."""
+    return value if isinstance(value, str | int | float) else json.dumps(_mutable(value))
+
+
+def _at(data: dict[str, Any], swept: dict[str, Any], label: str) -> Scenario:
     changed = _mutable(data)
     for key, value in swept.items():
         place = f"scenario.sweep.{key}"
         parts = keypath.parse(key, place)
-        if parts[0] in {"sweep", "seeds", "name"}:
-            raise InputError(place, f"{parts[0]} cannot be swept: take it out")
+        if parts[0] in {"sweep", "seeds", "name", "derived"} or parts[-1] == "name":
+            raise InputError(place, f"{parts[-1]} cannot be swept: take it out")
+        if parts == ("policies",):
+            raise InputError(place, "the list of policies cannot be swept: list them all, or sweep policies[0].KEY")
         keypath.assign(changed, parts, value, place)
     try:
         return check(changed, Path())
     except InputError as error:
-        raise InputError("scenario.sweep", f"at {_label(swept)}: {error}") from None
+        raise InputError("scenario.sweep", f"at {label[:200]}: {error}") from None
 
 
 def _mutable(data: Any) -> Any:

@@ -33,6 +33,8 @@ def _existing(text: str, info: ValidationInfo) -> str:
     unset = re.search(r"\$\{?(\w+)\}?", full)
     if unset:
         raise refuse(f"the environment variable {unset[1]} is not set; set it, or write the path out")
+    if "\0" in full:
+        raise refuse("holds a NUL character; give a path")
     path = (Path((info.context or {}).get("folder", ".")) / full).resolve()
     if not path.is_file():
         raise refuse(f"no such file ({path}); give a path relative to the scenario file, or an absolute one")
@@ -45,9 +47,16 @@ def _name_or_path(text: str, info: ValidationInfo) -> str:
     return _existing(text, info) if looks else text
 
 
+def _printable(text: str) -> str:
+    """A name that can stand in a table: one line of printable text."""
+    if not text.isprintable():
+        raise refuse("holds characters that cannot be printed; use letters, digits and signs")
+    return text
+
+
 FilePath: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_existing)]
 NameOrPath: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_name_or_path)]
-Name: TypeAlias = Annotated[str, Field(min_length=1)]
+Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_printable)]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
 Positive: TypeAlias = Annotated[float, Field(gt=0)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
@@ -220,7 +229,7 @@ class Workload(Section):
     )
     conversations: Conversations | None = Field(None, description="sessions, instead of arrivals and lengths")
     servegen: ServeGen | None = Field(None, description="ServeGen's clients, instead of arrivals and lengths")
-    requests: Count | None = Field(
+    requests: Annotated[int, Field(ge=1, le=20_000_000)] | None = Field(
         None, description="how many requests (or conversations); of a trace, the first so many (null: all)"
     )
     seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of arrivals and lengths")
@@ -275,7 +284,7 @@ class Slo(Section):
 class Cost(Section):
     """What the user pays. No price ships as a fact."""
 
-    usd_per_gpu_hour: NotNegative = Field(description="US dollars for one GPU for one hour")
+    usd_per_gpu_hour: Annotated[float, Field(ge=0, le=1e6)] = Field(description="US dollars for one GPU for one hour")
 
 
 # --- policies -------------------------------------------------------------------------------------------------------

@@ -45,10 +45,14 @@ def load(path: str | Path) -> ModelSpec:
         raise InputError(str(path), f"cannot be read ({error}); give the path of a Hugging Face config.json") from error
     try:
         config = json.loads(text)
+    except RecursionError:
+        raise InputError(str(path), "is nested too deeply; a whole config.json is needed") from None
     except json.JSONDecodeError as error:
         raise InputError(
             f"{path}:{error.lineno}", f"is not JSON ({error.msg}); a whole config.json is needed"
         ) from error
+    except ValueError as error:  # a number of more digits than Python reads
+        raise InputError(str(path), f"holds no number a model can have ({error})") from None
     if not isinstance(config, dict):
         raise InputError(str(path), "holds no JSON object; give a Hugging Face config.json")
     named = config.get("_name_or_path") or (path.parent.name if path.name == "config.json" else path.stem)
@@ -67,6 +71,10 @@ def parse(config: Mapping[str, Any], *, name: str, source: str, place: str) -> M
     weight_dtype, experts_only = _quantization(keys)
     attention_bias = bool(keys.get("attention_bias"))
     experts = _experts(keys, family)
+    kv_heads = keys.whole("num_key_value_heads", heads)
+    if kv_heads > heads or heads % kv_heads:
+        problem = f"is {kv_heads}; it must divide num_attention_heads {heads}"
+        raise InputError(f"{place}: num_key_value_heads", problem)
     head_dim = keys.whole("head_dim", 0)
     if not head_dim and not latent and hidden % heads:
         problem = f"is missing and hidden_size {hidden} is not a multiple of {heads} heads; state it"
@@ -79,7 +87,7 @@ def parse(config: Mapping[str, Any], *, name: str, source: str, place: str) -> M
         hidden=hidden,
         vocab=keys.whole("vocab_size"),
         heads=heads,
-        kv_heads=keys.whole("num_key_value_heads", heads),
+        kv_heads=kv_heads,
         head_dim=head_dim or hidden // heads,
         intermediate=intermediate,
         groups=_groups(keys, family, experts is not None),
@@ -128,6 +136,8 @@ class _Keys:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (value == 0 and default != 0):
             raise InputError(f"{self.place}: {key}", f"{value!r} is not a positive whole number")
+        if value > 10**9:
+            raise InputError(f"{self.place}: {key}", f"{value:.3g} is larger than any model's; check the file")
         return value
 
     def first_whole(self, names: Iterable[str], default: int | None = None) -> int:

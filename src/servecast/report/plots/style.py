@@ -35,6 +35,7 @@ _HEAD = 0.66  # inches above the axes: title and legend
 
 _SETTINGS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
+    "text.parse_math": False,  # a $ in a name is a $
     "font.size": 9.5,
     "axes.titlesize": 10.5,
     "axes.titleweight": "bold",

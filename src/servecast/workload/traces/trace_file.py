@@ -107,8 +107,8 @@ class TraceFile:
             raise ValueError(f"jitter_s is {self.jitter_s}; it must be finite and at least 0")
         if self.duration_s is not None and not self.duration_s > 0:
             raise ValueError(f"duration_s is {self.duration_s}; it must be above 0")
-        if not (self.rate_scale > 0 and isfinite(self.rate_scale)):
-            raise ValueError(f"rate_scale is {self.rate_scale}; it must be finite and above 0 (2 is twice as fast)")
+        if not 1e-6 <= self.rate_scale <= 1e6:
+            raise ValueError(f"rate_scale is {self.rate_scale}; it must be between 1e-6 and 1e6 (2 is twice as fast)")
         for name in ("prompt_scale", "output_scale", "rate_rps"):
             factor = getattr(self, name)
             if factor is not None and not (factor > 0 and isfinite(factor)):
