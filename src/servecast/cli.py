@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from servecast import commands_device
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
@@ -525,6 +526,9 @@ def schema() -> None:
     from servecast.scenario import Scenario
 
     print(json.dumps(Scenario.model_json_schema(), indent=2, allow_nan=False))
+
+
+commands_device.register(app)
 
 
 def _overrides(changes: Iterable[str]) -> dict[str, object]:

@@ -1,0 +1,180 @@
+"""The commands that need a device: calibrate, validate, cliff. torch is loaded when one of them runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from servecast.errors import InputError
+
+if TYPE_CHECKING:
+    from servecast.device.calibrate import Calibration, Progress
+    from servecast.device.grid import Limits
+
+EXIT_MISSED = 1
+
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
+Model = Annotated[str, typer.Option(help="A name, or the path of a config.json.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    for command in (calibrate, validate, cliff):
+        app.command()(command)
+
+
+def calibrate(
+    model: Model,
+    device: Device,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Profile to write, calibration/NAME.yaml.")],
+    budget_s: Annotated[float, typer.Option(help="Wall seconds for all of it.")] = 300.0,
+    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 (CUDA) or fp32 (CPU), if not the model's.")] = None,
+    as_: Annotated[str | None, typer.Option("--as", help="Device of the catalogue, if not found by its name.")] = None,
+    max_rows: Annotated[int | None, typer.Option(min=2, help="Most rows of a step.")] = None,
+    max_length: Annotated[int | None, typer.Option(min=16, help="Longest row, in tokens.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=16, help="Most tokens computed in a step.")] = None,
+    layers: Annotated[int | None, typer.Option(min=1, help="Compute so many layers and scale the rest.")] = None,
+    eager: Annotated[bool, typer.Option("--eager", help="No CUDA graphs.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, of the random steps and of their order.")] = 0,
+) -> None:
+    """Time the real kernels of a model on a device, and fit a profile.
+
+    Stopped before its end (Ctrl-C, or the budget), the next call goes on.
+
+    Examples:
+
+        servecast calibrate --model cpu-small --device cpu --budget-s 60 -o calibration/mine.yaml
+
+        servecast calibrate --model llama-3.1-8b --device cuda:0 -o calibration/my-gpu.yaml
+    """
+    calibrating = _device_module("calibrate")
+    from servecast import terminal
+    from servecast.specs import catalogue
+    from servecast.validation import figures
+
+    spec = catalogue.model(model)
+    request = calibrating.Request(
+        spec,
+        device,
+        output,
+        budget_s=budget_s,
+        dtype=dtype,
+        entry=as_,
+        limits=_limits(device, max_rows, max_length, max_tokens),
+        layers=layers,
+        graphs=not eager,
+        seed=seed,
+    )
+    found: Calibration = calibrating.calibrate(request, _measured)
+    told = calibrating.report(found)
+    terminal.print_tables(told.tables)
+    for note in told.notes:
+        print(note)
+    for plot in (figures.fitted(found), figures.roofline(found, spec)):
+        output.with_suffix(f".{plot.name}.png").write_bytes(plot.png())
+    print(f"profile: {output}")
+
+
+def validate(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Scenario, loads and gates: scenarios/validation/*.yaml.")
+    ],
+    device: Device,
+    out: Annotated[Path, typer.Option("--out", help="Folder for tables, figures and executed logs.")] = Path("results"),
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the workload instead of the file's.")] = None,
+) -> None:
+    """Execute each policy on the device, simulate it, and say how wrong the simulation was.
+
+    Exits with 1 where a gate was missed.
+
+    Examples:
+
+        servecast validate scenarios/validation/cpu.yaml --device cpu
+    """
+    _device_module("executor")
+    from servecast import terminal
+    from servecast.validation import write
+    from servecast.validation.validate import validate as run
+
+    found = run(file, device, lambda made: _say(f"{made.made} of {made.total}: {made.last}"), seed)
+    page = write.write(found, out / found.name)
+    terminal.print_tables(write.tables(found))
+    print(write.verdict(found))
+    print(f"report: {page}")
+    if found.interrupted:
+        raise typer.Exit(130)
+    if found.outside():
+        raise typer.Exit(EXIT_MISSED)
+
+
+def cliff(
+    model: Model,
+    device: Device,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of every prompt.")],
+    output: Annotated[int, typer.Option(min=1, help="Tokens of every answer.")],
+    memory_gb: Annotated[float, typer.Option(help="Memory limit [GB], beside the process itself.")],
+    policy: Annotated[str, typer.Option(help="padded.")] = "padded",
+    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32, if not the model's.")] = None,
+) -> None:
+    """Forecast the largest batch that fits into memory, then find it by running out.
+
+    Examples:
+
+        servecast cliff --model cpu-small --device cpu --prompt 128 --output 64 --memory-gb 0.2
+    """
+    if policy != "padded":
+        raise InputError("--policy", f"{policy!r} has no such cliff here: use padded")
+    if not memory_gb > 0:
+        raise InputError("--memory-gb", f"{memory_gb:g} must be > 0")
+    module = _device_module("cliff")
+    from servecast import terminal
+    from servecast.specs import catalogue
+
+    spec = catalogue.model(model)
+    load = module.Load(spec, device, dtype or spec.dtype, prompt, output, round(memory_gb * 1e9))
+    found = module.cliff(load, lambda made: _say(f"{made.rows} rows: {'fits' if made.fitted else 'out of memory'}"))
+    heads = ("", "rows", "forecast [MB]", "measured [MB]", "error")
+    measured = "-" if found.measured_bytes is None else f"{found.measured_bytes / 1e6:.1f}"
+    error = "-" if found.bytes_error is None else f"{found.bytes_error:+.2%}"
+    rows = [
+        ("forecast", str(found.predicted_rows), f"{found.predicted_bytes / 1e6:.1f}", "", ""),
+        ("found by running", str(found.found_rows), f"{found.bytes_at_found / 1e6:.1f}", measured, error),
+    ]
+    terminal.print_table(f"{model}, padded, {prompt} + {output} tokens in {memory_gb:g} GB on {device}", heads, rows)
+
+
+def _device_module(name: str) -> Any:
+    """A module that computes; one line where torch is missing."""
+    import importlib
+
+    try:
+        return importlib.import_module(f"servecast.device.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise InputError("torch", "is not installed: pip install 'servecast[device]'") from None
+
+
+def _limits(device: str, rows: int | None, length: int | None, tokens: int | None) -> Limits | None:
+    if rows is None and length is None and tokens is None:
+        return None
+    if rows is None or length is None or tokens is None:
+        raise InputError("--max-rows", "--max-rows, --max-length and --max-tokens go together: give all three, or none")
+    from servecast.device.grid import Limits
+
+    return Limits(rows, length, tokens)
+
+
+def _measured(progress: Progress) -> None:
+    made, total, left_s, last = progress
+    if sys.stderr.isatty():
+        print(f"\r{made} of {total}, {left_s:.0f} s left, {last[:60]:60}", end="", file=sys.stderr, flush=True)
+    elif made % 100 == 0 or made == total:
+        _say(f"{made} of {total}, {left_s:.0f} s left")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,191 @@
+"""Fits a tabulated cost model to whole steps, measured on a grid of shapes (`servecast calibrate`).
+
+    step = f(tokens) + g(rows) + k decode_context + q prefill_pairs        tokens, rows as in `servecast.cost.tabulated`
+
+f (the layers' matrix products) and g (the head's, and what each row costs) are piecewise linear between knots, because
+they are not straight: one token is a matrix-vector product, a kernel can be slower for three rows than for four, graphs
+are captured for some numbers of rows, and thread blocks come in waves. The same tokens in fewer and in more rows tell
+one from the other. Attention is straight: k and q are one number each.
+
+Everything enters linearly, so the fit is one non-negative least squares on relative errors, in which steps that lie far
+off count less (Huber's weights, iterated). A knot is given by the steps near it, and a little by its neighbours.
+Left out: what a cached prefix costs beyond its query-key pairs, and uneven rows (they are priced by their sums).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from servecast.batch import StepShape
+
+    Floats = npt.NDArray[np.float64]
+
+KNOTS: Final = (
+    1,
+    2,
+    3,
+    4,
+    6,
+    8,
+    12,
+    16,
+    24,
+    32,
+    48,
+    64,
+    96,
+    128,
+    192,
+    256,
+    384,
+    512,
+    768,
+    1024,
+    1536,
+    2048,
+    4096,
+    8192,
+)
+"""Where f and g may bend, if two steps at least lie no further than `_NEAR` of it; the largest step measured closes."""
+
+_NEAR: Final = 0.12
+
+_STRAIGHT: Final = 0.05
+"""Weight of "a knot lies between its neighbours" against the relative error of one step: a few steps outvote it."""
+
+_PASSES: Final = 8
+_REPLICATES: Final = 200
+
+
+class WholeSteps(NamedTuple):
+    """What was fitted: seconds of f and g at their knots, and k and q with the bounds of their 90 % intervals.
+
+    tokens, rows : (knots, seconds)
+    context_s, pair_s : (value, low, high) [s/cached token], [s/query-key pair]
+    """
+
+    tokens: tuple[tuple[float, ...], tuple[float, ...]]
+    rows: tuple[tuple[float, ...], tuple[float, ...]]
+    context_s: tuple[float, float, float]
+    pair_s: tuple[float, float, float]
+
+    def tables(self, rows: int, context: int, tokens: int, pairs: int) -> dict[str, Any]:
+        """Its tables for `servecast.cost.profile.Tables`. Attention is bilinear: the corners of its domain say it all.
+
+        rows, context : the most decode rows, and the most cached tokens of one
+        tokens, pairs : the most prefill tokens, and the most query-key pairs of one
+        """
+        k, q = self.context_s[0], self.pair_s[0]
+        return {
+            "tokens": self.tokens,
+            "sampled_rows": self.rows,
+            "decode_attention": _corners(rows, context, k),
+            "prefill_by": "tokens",
+            "prefill_attention": _corners(tokens, pairs, q),
+        }
+
+
+def fit(shape: StepShape, seconds: Floats, seed: int = 0) -> WholeSteps:
+    """Fit measured steps: ``shape`` of arrays (n,), ``seconds`` (n,) [s]."""
+    design, knots = _design(shape, seconds)
+    solved = _solve(design, knots, np.arange(len(seconds)))
+    draw = np.random.default_rng(seed)
+    several = [
+        _solve(design, knots, draw.integers(0, len(seconds), len(seconds)), passes=1)[-2:] for _ in range(_REPLICATES)
+    ]
+    low, high = np.quantile(several, (0.05, 0.95), axis=0)
+    f, g = len(knots[0]), len(knots[1])
+    # Only the sum of f and g is told; what every step takes counts as f's.
+    shared = solved[f : f + g].min()
+    solved[:f] += shared
+    solved[f : f + g] -= shared
+    values = [_rounded(float(value)) for value in solved]
+
+    def interval(at: int) -> tuple[float, float, float]:
+        value = values[at]
+        return value, min(value, _rounded(float(low[at]))), max(value, _rounded(float(high[at])))
+
+    return WholeSteps(
+        (tuple(knots[0]), tuple(values[:f])), (tuple(knots[1]), tuple(values[f : f + g])), interval(-2), interval(-1)
+    )
+
+
+def _design(shape: StepShape, seconds: Floats) -> tuple[Floats, tuple[list[float], list[float]]]:
+    """Seconds of each step per unit of each unknown, relative to what was measured; and the knots of f and g."""
+    tokens = np.asarray(shape.prefill_tokens, dtype=float) + np.asarray(shape.decode_rows)
+    rows = np.asarray(shape.prefill_rows, dtype=float) + np.asarray(shape.decode_rows)
+    knots = _knots(tokens), _knots(rows)
+    columns = np.column_stack(
+        [
+            _hats(knots[0], tokens),
+            _hats(knots[1], rows),
+            np.asarray(shape.decode_context, dtype=float),
+            np.asarray(shape.prefill_pairs, dtype=float),
+        ]
+    )
+    return columns / seconds[:, None], knots
+
+
+def _solve(
+    design: Floats, knots: tuple[list[float], list[float]], chosen: npt.NDArray[np.int64], passes: int = _PASSES
+) -> Floats:
+    from scipy.optimize import nnls
+
+    # Columns scaled to their largest entry: context counts by the million, and solvers look at residuals.
+    scale = np.abs(design).max(axis=0)
+    scale = np.where(scale > 0, scale, 1.0)
+    stiff = _between_neighbours(knots, design.shape[1], 1 / scale)
+    steps = design[chosen] / scale
+    weights = np.ones(len(chosen))
+    solved = np.zeros(design.shape[1])
+    for _ in range(passes):
+        left = np.vstack([steps * weights[:, None], stiff])
+        solved, _ = nnls(left, np.concatenate([weights, np.zeros(len(stiff))]))
+        residual = np.abs(steps @ solved - 1)
+        limit = max(1e-6, 2 * float(np.median(residual)))
+        weights = np.sqrt(np.minimum(1.0, limit / np.maximum(residual, 1e-12)))
+    return np.asarray(solved / scale)
+
+
+def _between_neighbours(knots: tuple[list[float], list[float]], width: int, unscaled: Floats) -> Floats:
+    """Rows that are 0 where a knot lies on the line between its neighbours."""
+    rows = []
+    start = 0
+    for at in knots:
+        for i in range(1, len(at) - 1):
+            share = (at[i] - at[i - 1]) / (at[i + 1] - at[i - 1])
+            row = np.zeros(width)
+            row[start + i - 1 : start + i + 2] = np.array([1 - share, -1.0, share]) * _STRAIGHT
+            row[start + i - 1 : start + i + 2] *= unscaled[start + i - 1 : start + i + 2]
+            # In units of the step that the knot is about, as the residuals are.
+            rows.append(row / unscaled[start + i])
+        start += len(at)
+    return np.array(rows).reshape(-1, width)
+
+
+def _hats(knots: list[float], at: Floats) -> Floats:
+    """Weight of each knot's value at each point: (n, knots)."""
+    return np.column_stack([np.interp(at, knots, row) for row in np.eye(len(knots))])
+
+
+def _knots(at: Floats) -> list[float]:
+    """The first and the last number measured, and the knots between that two steps at least lie near."""
+    low, high = float(at.min()), float(at.max())
+    near = [float(knot) for knot in KNOTS if low < knot < high and (np.abs(at / knot - 1) <= _NEAR).sum() >= 2]
+    inner = [knot for knot in near if low * (1 + _NEAR) < knot < high * (1 - _NEAR)]
+    return [low, *inner, high] if high > low else [low]
+
+
+def _corners(outer: int, inner: int, each: float) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    """Curves of ``each * outer * inner`` over their whole ranges."""
+    ends = (1, outer) if outer > 1 else (1,)
+    return tuple(((float(end),), (0.0, float(inner)), (0.0, _rounded(each * end * inner))) for end in ends)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")

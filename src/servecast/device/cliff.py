@@ -1,0 +1,259 @@
+"""The largest padded batch that fits into a memory limit: forecast, and found by running out.
+
+Forecast: weights + rows x (prompt + output) x KV bytes a token + peak activations of the prefill of all of them, the
+activations extrapolated from small steps (`footprint`). Found: bisection over the rows, each try in a process of its
+own, so that a failure cannot poison the next. A try builds the model and its cache, prefills, and decodes once at the
+full context: the most that the batch will ever hold.
+
+On a CPU the limit is one on the address space beyond what the process has when it begins (`RLIMIT_AS`), and the
+allocation really fails; memory that is given back is really gone (a low mmap threshold), and a child ended by a signal
+counts as out of memory. On CUDA the limit is a share of the device (`torch.cuda.set_per_process_memory_fraction`), and
+the error that of its allocator.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import resource
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from servecast.device import footprint, grid
+from servecast.device.calibrate import activations
+from servecast.device.executor import out_of_memory
+from servecast.device.model import refuse_unsupported, transformer
+from servecast.device.serving import KVCache, Padded, Ragged
+from servecast.device.timing import open_device
+from servecast.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+
+    from servecast.specs.model import ModelSpec
+
+_MMAP_THRESHOLD = -3  # mallopt(3), M_MMAP_THRESHOLD
+_MMAP_BYTES = 65536
+
+
+@dataclass(frozen=True)
+class Load:
+    """What each row of the padded batch is, and the memory it may take beside the process itself."""
+
+    model: ModelSpec
+    device: str
+    dtype: str
+    prompt: int
+    output: int
+    limit_bytes: int
+    most_rows: int = 4096
+
+
+class Try(NamedTuple):
+    """One batch that was tried: whether it fitted, and the peak bytes it took (None where it did not fit)."""
+
+    rows: int
+    fitted: bool
+    peak_bytes: int | None
+
+
+class Cliff(NamedTuple):
+    """Forecast and found: the most rows that fit, and the bytes at those. ``tries`` in the order they were made."""
+
+    predicted_rows: int
+    predicted_bytes: float
+    found_rows: int
+    bytes_at_found: float
+    measured_bytes: int | None
+    tries: tuple[Try, ...]
+
+    @property
+    def bytes_error(self) -> float | None:
+        """Forecast over measured peak at the rows found, less one."""
+        return None if self.measured_bytes is None else self.bytes_at_found / self.measured_bytes - 1
+
+
+class Forecast(NamedTuple):
+    """Bytes of a padded batch, by its rows."""
+
+    weights: float
+    kv_per_row: float
+    activations: footprint.Activations
+    prompt: int
+
+    def bytes(self, rows: int) -> float:
+        """Peak bytes of so many rows."""
+        return self.weights + rows * self.kv_per_row + self.activations.peak(rows * self.prompt, rows)
+
+    def most(self, limit: float, most: int) -> int:
+        """The most rows whose peak is within ``limit``; 0 if one is too many."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.bytes(middle) <= limit else (low, middle - 1)
+        return low
+
+
+def cliff(load: Load, progress: Callable[[Try], None] = lambda made: None) -> Cliff:
+    """Forecast, then find by running.
+
+    Raises InputError for a limit in which not one row fits, or in which every batch up to ``most_rows`` does.
+    """
+    refuse_unsupported(load.model)
+    if load.prompt < 1 or load.output < 1:
+        raise InputError("--prompt", f"prompt {load.prompt} and output {load.output} must be at least 1 token each")
+    if load.device.partition(":")[0] == "cpu":
+        _give_back_freed_memory()
+    forecast = forecast_of(load)
+    predicted = forecast.most(load.limit_bytes, load.most_rows)
+    tries: list[Try] = []
+
+    def fits(rows: int) -> bool:
+        tries.append(tried(load, rows))
+        progress(tries[-1])
+        return tries[-1].fitted
+
+    found = _bisected(max(1, predicted), load.most_rows, fits)
+    if found == 0:
+        raise InputError(
+            "--memory-gb",
+            f"{load.limit_bytes / 1e9:.3g} GB hold not one row of {load.prompt} + {load.output} tokens "
+            f"({forecast.bytes(1) / 1e9:.3g} GB are forecast): give more memory or shorter rows",
+        )
+    if found == load.most_rows:
+        raise InputError(
+            "--memory-gb",
+            f"{load.limit_bytes / 1e9:.3g} GB hold {found} rows, the most that is tried: give less memory",
+        )
+    peak = next(t.peak_bytes for t in tries if t.rows == found and t.fitted)
+    return Cliff(predicted, forecast.bytes(predicted), found, forecast.bytes(found), peak, tuple(tries))
+
+
+def forecast_of(load: Load) -> Forecast:
+    """The forecast, its activations measured on small steps of one layer's model (a layer's die before the next's)."""
+    device = open_device(load.device)
+    small = grid.Limits(32, 256, 2048)
+    with torch.inference_mode():
+        model = transformer(load.model, device, load.dtype, max_positions=small.length, layers=1)
+        ragged = Ragged(model, KVCache(model, small.rows, small.length), graphs=False)
+        found = activations(ragged, small)
+        one_layer = replace(load.model, dtype=load.dtype)
+        whole = one_layer.weight_bytes()
+        kv = one_layer.kv_bytes_per_token()
+        rotary = 2 * (load.prompt + load.output) * load.model.head_dim * model.dtype.itemsize
+    return Forecast(whole + rotary, kv * (load.prompt + load.output), found, load.prompt)
+
+
+def _bisected(guess: int, most: int, fits: Callable[[int], bool]) -> int:
+    """The most rows that fit, from a guess: steps that double until both sides are known, then halves."""
+    low, high = 0, most + 1
+    rows, step = min(guess, most), 1
+    while high - low > 1:
+        if fits(rows):
+            low = rows
+        else:
+            high = rows
+        if low and high <= most:
+            rows = (low + high) // 2
+        elif low:
+            rows, step = min(low + step, most), 2 * step
+        else:
+            rows, step = max(high - step, 1), 2 * step
+        if high == 1:
+            return 0
+        if low == most:
+            return most
+    return low
+
+
+def tried(load: Load, rows: int) -> Try:
+    """Run a batch of so many rows in a process of its own."""
+    on_cpu = load.device.partition(":")[0] == "cpu"
+    # A fork needs no second import of torch; CUDA does not survive one.
+    context: Any = multiprocessing.get_context("fork" if on_cpu else "spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(load, rows, theirs))
+    child.start()
+    theirs.close()
+    try:
+        told: tuple[bool, int | None] | str = ours.recv()
+    except EOFError:
+        told = (False, None)  # ended by a signal, or with no memory left to say so
+    child.join()
+    if isinstance(told, str):
+        raise InputError("cliff", f"a batch of {rows} rows failed for another reason than memory: {told}")
+    return Try(rows, *told)
+
+
+def _child(load: Load, rows: int, pipe: Connection) -> None:
+    try:
+        with torch.inference_mode():
+            pipe.send((True, _run(load, rows)))
+    except (torch.OutOfMemoryError, MemoryError):
+        pipe.send((False, None))
+    except RuntimeError as error:
+        pipe.send((False, None) if out_of_memory(error) else " ".join(str(error).split())[:300])
+
+
+def _run(load: Load, rows: int) -> int | None:
+    """The whole of a padded batch within the limit; its peak bytes."""
+    device = open_device(load.device)
+    on_cpu = device.type == "cpu"
+    before = _limited(load, device)
+    model = transformer(load.model, device, load.dtype, max_positions=load.prompt + load.output)
+    cache = KVCache(model, rows, load.prompt + load.output)
+    padded = Padded(model, cache)
+    padded.begin([load.prompt] * rows)
+    tokens = torch.zeros((rows, load.prompt), dtype=torch.int64, device=device)
+    following = padded.prefill(tokens)
+    del tokens
+    padded.padded = load.prompt + load.output - 1
+    padded.decode(following)
+    if on_cpu:
+        return _peak_address_space() - before
+    torch.cuda.synchronize(device)
+    return int(torch.cuda.max_memory_allocated(device))
+
+
+def _limited(load: Load, device: torch.device) -> int:
+    """Set the limit of this process; the address space it has now [B], 0 on CUDA."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, load.limit_bytes / total), device)
+        return 0
+    _give_back_freed_memory()
+    before = _address_space()
+    # The kernel rounds each mapping up to pages and torch aligns: what is beside the tensors stays under a per cent.
+    resource.setrlimit(resource.RLIMIT_AS, (before + load.limit_bytes, before + load.limit_bytes))
+    return before
+
+
+def _give_back_freed_memory() -> None:
+    """From now on what is freed leaves the address space (with glibc): else it would be used again unseen."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_MMAP_THRESHOLD, _MMAP_BYTES)
+        libc.malloc_trim(0)
+
+
+def _address_space() -> int:
+    return _status("VmSize")
+
+
+def _peak_address_space() -> int:
+    return _status("VmPeak")
+
+
+def _status(field: str) -> int:
+    """A field of /proc/self/status [B]. Raises InputError where there is no such file."""
+    path = Path("/proc/self/status")
+    if not path.is_file():
+        raise InputError("--device", "cpu needs Linux here: /proc/self/status tells the address space")
+    for line in path.read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise InputError("--device", f"/proc/self/status has no {field}: use a Linux machine")

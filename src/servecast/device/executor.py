@@ -1,0 +1,138 @@
+"""The executor that really computes: it walks the rows of a batch, runs their step, and says how long that took.
+
+Prompts are random tokens drawn by request, next tokens are the greedy ones and are fed back, and a preempted request is
+computed again from the tokens it had. Ragged policies keep a request in the slot the engine gave it; a padded batch is
+one rectangle. What is timed is the step: indices, kernels and sampling. Tokens are read back after the clock.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from servecast.device.grid import Span
+from servecast.device.recorded import stepped
+from servecast.device.serving import KVCache, Padded, Ragged
+from servecast.device.timing import clock
+from servecast.errors import InputError
+
+if TYPE_CHECKING:
+    from servecast.batch import Batch
+    from servecast.device.model import Transformer
+    from servecast.executor import Measured
+    from servecast.requests import Sequence
+
+
+class DeviceExecutor:
+    """Runs batches of one policy: ``padded`` its kind, ``slots`` the most rows at once, ``max_length`` the longest row.
+
+    ``generated`` has the tokens of each request so far, prompt included, by its id.
+    """
+
+    def __init__(self, model: Transformer, *, slots: int, max_length: int, padded: bool, seed: int = 0) -> None:
+        self.model = model
+        self.cache = allocated(model, slots, max_length)
+        self.padded = Padded(model, self.cache) if padded else None
+        self.ragged = Ragged(model, self.cache)
+        self.tokens: dict[int, list[int]] = {}
+        self._now = clock(model.device)
+        self._seed = seed
+
+    def run(self, batch: Batch, until: float = math.inf) -> Measured:
+        with torch.inference_mode():
+            return self._run_padded(batch, until) if self.padded else self._run_ragged(batch, until)
+
+    def warm_up(self) -> None:
+        """Run a decode step of every number of rows, and prompts of doubling lengths: a first time costs more."""
+        with torch.inference_mode():
+            for _ in range(2):
+                for rows in range(1, self.cache.slots + 1):
+                    tokens = torch.zeros(rows, dtype=torch.int64, device=self.model.device)
+                    self.ragged.step([Span(slot, 1, 1) for slot in range(rows)], tokens)
+                length = 8
+                while length <= self.cache.max_length:
+                    tokens = torch.zeros(length, dtype=torch.int64, device=self.model.device)
+                    self.ragged.step([Span(0, 0, length)], tokens)
+                    length *= 2
+
+    def _run_ragged(self, batch: Batch, until: float) -> Measured:
+        rows = list(batch.rows(batch))
+        owed = len(batch.prefill)  # the first rows prefill; only they can be of several tokens
+        spans = [Span(row.sequence.slot, row.cached, row.new) for row in rows]
+        histories = [self._history(row.sequence) for row in rows]
+        samples = [at >= owed or row.cached + row.new == row.sequence.tokens for at, row in enumerate(rows)]
+        inputs = [t for h, span in zip(histories, spans, strict=True) for t in h[span.cached : span.cached + span.new]]
+
+        def step() -> float:
+            nonlocal spans, inputs
+            tokens = torch.tensor(inputs, device=self.model.device)
+            start = self._now()
+            following = self.ragged.step(spans, tokens)
+            seconds = self._now() - start
+            inputs = following.tolist()
+            for history, sampled, token in zip(histories, samples, inputs, strict=True):
+                if sampled:
+                    history.append(token)
+            spans = [Span(slot, cached + new, 1) for slot, cached, new in spans]
+            return seconds
+
+        return stepped(step, batch.iterations, until)
+
+    def _run_padded(self, batch: Batch, until: float) -> Measured:
+        padded = self.padded
+        assert padded is not None
+        rows = list(batch.rows(batch))
+        histories = [self._history(row.sequence) for row in rows]
+        if batch.prefill:
+            longest = rows[0].new
+            padded.begin([len(history) for history in histories])
+            prompts = np.zeros((len(rows), longest), np.int64)
+            for prompt, history in zip(prompts, histories, strict=True):
+                prompt[: len(history)] = history
+            inputs = torch.from_numpy(prompts).to(self.model.device)
+        else:
+            assert padded.padded == rows[0].cached, (padded.padded, rows[0])
+            inputs = torch.tensor([history[-1] for history in histories], device=self.model.device)
+
+        def step() -> float:
+            nonlocal inputs
+            start = self._now()
+            inputs = padded.prefill(inputs) if inputs.ndim == 2 else padded.decode(inputs)
+            seconds = self._now() - start
+            for history, token in zip(histories, inputs.tolist(), strict=True):
+                history.append(token)  # a finished row goes on: that is what padding wastes
+            return seconds
+
+        return stepped(step, batch.iterations, until)
+
+    def _history(self, sequence: Sequence) -> list[int]:
+        """Prompt and generated tokens of a request; its prompt is drawn when it is first seen."""
+        request = sequence.request
+        history = self.tokens.get(request.id)
+        if history is None:
+            draw = np.random.default_rng((self._seed, request.id))
+            history = self.tokens[request.id] = draw.integers(0, self.model.spec.vocab, request.prompt_tokens).tolist()
+        return history
+
+
+def allocated(model: Transformer, slots: int, max_length: int) -> KVCache:
+    """A KV cache, or one line on why it cannot be had."""
+    try:
+        return KVCache(model, slots, max_length)
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        wanted = slots * max_length * model.spec.kv_bytes_per_token() / 1e9
+        raise InputError(
+            "device",
+            f"no memory for a KV cache of {slots} rows of {max_length} tokens ({wanted:.1f} GB): "
+            "use fewer or shorter rows",
+        ) from None
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether torch has failed for want of memory: CUDA's own error, or that of the CPU's allocator."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

@@ -1,0 +1,108 @@
+"""What stands beside a measurement so that it can be judged later: the machine, its software, and its clocks."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from servecast.errors import InputError
+
+if TYPE_CHECKING:
+    from servecast.specs.device import DeviceSpec
+
+#: Parts of a GPU's own name, by the device of the catalogue; the first that is found counts.
+_GPU_NAMES = (
+    ("A100-SXM4-40GB", "a100-40gb"),
+    ("A100-PCIE-40GB", "a100-40gb"),
+    ("A100", "a100-80gb"),
+    ("H100 NVL", "h100-nvl"),
+    ("H100 PCIe", "h100-pcie"),
+    ("H100", "h100-sxm"),
+    ("H200", "h200"),
+    ("B200", "b200"),
+    ("L40S", "l40s"),
+    ("L4", "l4"),
+    ("A10G", "a10g"),
+    ("RTX 3090", "rtx3090"),
+    ("RTX 4090", "rtx4090"),
+    ("RTX PRO 6000", "rtx-pro-6000"),
+)
+
+_QUERIED = "name,driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu"
+
+
+def spec_of(device: torch.device, named: str | None) -> DeviceSpec:
+    """The catalogue's entry of a device: the one ``named``, else found by the GPU's own name.
+
+    Raises InputError for a GPU that the catalogue does not have.
+    """
+    from servecast.specs import catalogue
+
+    if named is not None:
+        return catalogue.device(named)
+    if device.type == "cpu":
+        return catalogue.device("cpu")
+    name = torch.cuda.get_device_name(device)
+    for part, entry in _GPU_NAMES:
+        if part in name:
+            return catalogue.device(entry)
+    known = ", ".join(spec.name for spec in catalogue.devices())
+    raise InputError(
+        "--device", f"{name} is not in the catalogue: say which entry it is with --as ({known}, or a YAML file)"
+    )
+
+
+def described(device: torch.device) -> dict[str, Any]:
+    """The machine and its software, as plain values."""
+    facts: dict[str, Any] = {
+        "processor": _processor(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+    if device.type == "cpu":
+        return facts | {"threads": torch.get_num_threads(), "clock": "CPU time of the computing thread"}
+    properties = torch.cuda.get_device_properties(device)
+    return facts | {
+        "gpu": properties.name,
+        "gpu_memory_bytes": properties.total_memory,
+        "cuda": torch.version.cuda,
+        "clock": "wall time between synchronisations",
+    }
+
+
+def conditions(device: torch.device) -> dict[str, str]:
+    """Driver, clocks, power and temperature of a GPU now; nothing on a CPU, or where nvidia-smi is missing."""
+    if device.type == "cpu" or shutil.which("nvidia-smi") is None:
+        return {}
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    told = subprocess.run(
+        ["nvidia-smi", f"--query-gpu={_QUERIED}", "--format=csv,noheader", f"--id=GPU-{uuid.removeprefix('GPU-')}"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return dict(zip(_QUERIED.split(","), told.stdout.strip().split(", "), strict=False)) if told.returncode == 0 else {}
+
+
+def memory_bytes(device: torch.device, spec: DeviceSpec) -> int:
+    """Bytes a run may take: what is free on a GPU now, what the machine has available on a CPU (or the spec's)."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.is_file():
+        return spec.memory_bytes
+    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+    return int(lines["MemAvailable"].split()[0]) * 1024
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,195 @@
+"""A dense decoder-only transformer as served today, with random weights: what a step of tokens computes.
+
+    x = embedding[token]
+    per layer: x += output(attend(rotary(q), rotary(k), v))   with q, k, v = qkv(rms_norm(x)), one fused matrix
+               x += down(silu(gate) * up)                     with gate, up = gate_up(rms_norm(x)), one fused matrix
+    logits = head(rms_norm(x of each row's last token))
+
+Grouped-query attention, optional query-key norms and QKV bias, tied or untied head. How rows attend to their cache
+belongs to the caller (`serving`), so that ragged and padded steps share everything else.
+
+Left out, and refused with a line that says so: experts, latent attention, sliding windows, sinks, biases elsewhere than
+in QKV, feed-forwards without a gate, quantised weights. Sources: Llama (arXiv 2302.13971), GQA (arXiv 2305.13245).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from servecast.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from servecast.specs.model import ModelSpec
+
+    #: attend(layer, q (T, heads, head_dim), k, v (T, kv_heads, head_dim)) -> (T, heads * head_dim)
+    Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+ROPE_THETA = 10_000.0  # no step time depends on it
+NORM_EPSILON = 1e-5
+_INIT_STD = 0.02
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Weights of one layer, as (output, input) matrices."""
+
+    attention_norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    output: torch.Tensor
+    feed_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Transformer:
+    """A model's weights on a device. ``cos``, ``sin`` : (max_positions, head_dim) of the rotary embedding."""
+
+    spec: ModelSpec
+    layers: tuple[Layer, ...]
+    embedding: torch.Tensor
+    norm: torch.Tensor
+    head: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, activations and cache."""
+        return self.embedding.dtype
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Every weight once (a tied head is the embedding)."""
+        found = [self.embedding, self.norm]
+        if self.head is not self.embedding:
+            found.append(self.head)
+        for layer in self.layers:
+            found += [tensor for name in Layer.__slots__ if (tensor := getattr(layer, name)) is not None]
+        return found
+
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
+
+    def logits(
+        self, tokens: torch.Tensor, positions: torch.Tensor, sampled: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        """Logits (rows, vocab) of the tokens at ``sampled``; ``tokens`` and ``positions`` are (T,) int64."""
+        spec = self.spec
+        heads, kv_heads, width = spec.heads, spec.kv_heads, spec.head_dim
+        parts = (heads * width, kv_heads * width, kv_heads * width)
+        x = functional.embedding(tokens, self.embedding)
+        cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
+        for number, layer in enumerate(self.layers):
+            normed = functional.rms_norm(x, (spec.hidden,), layer.attention_norm, NORM_EPSILON)
+            q, k, v = functional.linear(normed, layer.qkv, layer.qkv_bias).split(parts, -1)
+            q, k, v = (
+                q.unflatten(-1, (heads, width)),
+                k.unflatten(-1, (kv_heads, width)),
+                v.unflatten(-1, (kv_heads, width)),
+            )
+            if layer.query_norm is not None and layer.key_norm is not None:
+                q = functional.rms_norm(q, (width,), layer.query_norm, NORM_EPSILON)
+                k = functional.rms_norm(k, (width,), layer.key_norm, NORM_EPSILON)
+            attended = attend(number, _rotated(q, cos, sin), _rotated(k, cos, sin), v)
+            x = x + functional.linear(attended, layer.output)
+            normed = functional.rms_norm(x, (spec.hidden,), layer.feed_norm, NORM_EPSILON)
+            gate, up = functional.linear(normed, layer.gate_up).chunk(2, -1)
+            x = x + functional.linear(functional.silu(gate) * up, layer.down)
+        last = functional.rms_norm(x[sampled], (spec.hidden,), self.norm, NORM_EPSILON)
+        return functional.linear(last, self.head)
+
+
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding in halves, as Llama in transformers has it (arXiv 2104.09864, with columns reordered)."""
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+def refuse_unsupported(spec: ModelSpec) -> None:
+    """Raises InputError for what `Transformer` cannot compute."""
+    reasons = {
+        "mixture of experts": spec.experts is not None,
+        "latent attention": spec.latent is not None,
+        "sliding windows": any(group.window is not None for group in spec.groups),
+        "attention sinks": spec.sinks,
+        "a feed-forward without a gate": not spec.gated,
+        "biases outside QKV": spec.output_bias or spec.mlp_bias,
+        "four norms a layer": spec.norms != 2,
+        "quantised weights": spec.weight_dtype not in (None, spec.dtype),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise InputError(
+                "model", f"{spec.name} has {reason}, which is not computed here: choose a dense model in 16 or 32 bits"
+            )
+
+
+def transformer(
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: str,
+    *,
+    max_positions: int,
+    layers: int | None = None,
+    seed: int = 0,
+) -> Transformer:
+    """A model with random weights: normal of 0.02, never zeros, which hardware multiplies at less power.
+
+    layers : so many instead of the model's own
+    Raises InputError for a model that cannot be computed here.
+    """
+    refuse_unsupported(spec)
+    width = DTYPES[dtype]
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=width, device=device).normal_(0.0, _INIT_STD, generator=generator)
+
+    def ones(size: int) -> torch.Tensor:
+        return torch.ones(size, dtype=width, device=device)
+
+    query, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    made = tuple(
+        Layer(
+            attention_norm=ones(spec.hidden),
+            qkv=random(query + 2 * kv, spec.hidden),
+            qkv_bias=random(query + 2 * kv) if spec.qkv_bias else None,
+            query_norm=ones(spec.head_dim) if spec.qk_norm else None,
+            key_norm=ones(spec.head_dim) if spec.qk_norm else None,
+            output=random(spec.hidden, query),
+            feed_norm=ones(spec.hidden),
+            gate_up=random(2 * spec.intermediate, spec.hidden),
+            down=random(spec.hidden, spec.intermediate),
+        )
+        for _ in range(spec.layers if layers is None else layers)
+    )
+    embedding = random(spec.padded_vocab, spec.hidden)
+    head = embedding if spec.tied_embeddings else random(spec.padded_vocab, spec.hidden)
+    cos, sin = _rotary_tables(max_positions, spec.head_dim, width, device)
+    return Transformer(spec, made, embedding, ones(spec.hidden), head, cos, sin)
+
+
+def _rotary_tables(
+    positions: int, width: int, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    frequency = ROPE_THETA ** (-torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
+    angle = torch.outer(torch.arange(positions, dtype=torch.float32, device=device), frequency)
+    angle = torch.cat((angle, angle), -1)
+    return angle.cos().to(dtype), angle.sin().to(dtype)

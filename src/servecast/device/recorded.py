@@ -1,0 +1,62 @@
+"""Plays a device run back from its log: the same durations, in the order they were measured.
+
+A log of measured iterations has one row an iteration, so playing it back through the same policy and requests gives
+every token at the very same time. A batch that is not the logged one is refused: the log is then of another run.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from servecast.batch import StepShape
+from servecast.errors import InputError
+from servecast.executor import SAME_INSTANT_S, Measured
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from servecast.batch import Batch
+
+
+def stepped(step: Callable[[], float], iterations: int, until: float) -> Measured:
+    """Iterations one by one: all ``iterations``, or up to the first that ends ``until`` [s] from their start."""
+    taken: list[float] = []
+    elapsed = 0.0
+    while len(taken) < iterations:
+        taken.append(step())
+        elapsed += taken[-1]
+        if elapsed >= until - SAME_INSTANT_S:
+            break
+    return Measured(taken)
+
+
+class RecordedExecutor:
+    """Durations of the rows of ``decisions``, the log of an executed run (``seconds`` and the fields of its shapes)."""
+
+    def __init__(self, decisions: Mapping[str, Any]) -> None:
+        self._seconds: list[float] = decisions["seconds"].tolist()
+        self._shapes = list(zip(*(decisions[name].tolist() for name in StepShape._fields), strict=True))
+        iterations = decisions["iterations"]
+        if (iterations != 1).any():
+            raise InputError("recorded run", "has rows of several iterations: it is a simulation's log, not a device's")
+        self._at = 0
+
+    def run(self, batch: Batch, until: float = math.inf) -> Measured:
+        shape = batch.shape
+
+        def step() -> float:
+            nonlocal shape
+            at = self._at
+            if at == len(self._seconds) or self._shapes[at] != tuple(shape):
+                logged = "its end" if at == len(self._seconds) else StepShape(*self._shapes[at])
+                raise InputError(
+                    "recorded run", f"step {at} of the log is {logged}, asked was {shape}: it is of another run"
+                )
+            self._at += 1
+            shape = shape._replace(
+                decode_context=shape.decode_context + shape.decode_rows, max_context=shape.max_context + 1
+            )
+            return self._seconds[at]
+
+        return stepped(step, batch.iterations, until)

@@ -1,0 +1,167 @@
+"""Executes and simulates a policy of a scenario on one trace, in one virtual clock.
+
+The engine is the same; only the executor differs. Before and after each executed run a reference step is timed again:
+the device may have become slower since it was calibrated, and no model of steps can know that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from servecast.cost import profile as profiles
+from servecast.engine import replay
+from servecast.errors import InputError
+from servecast.executor import ModelExecutor
+from servecast.kvcache import BlockPool
+from servecast.metrics import Hardware, summarise
+from servecast.scenario.serving import activation_blocks, plan, serving, step_set_aside
+from servecast.scenario.traffic import traffic
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from servecast.cost.model import CostModel
+    from servecast.engine import Run
+    from servecast.executor import Executor
+    from servecast.memory import MemoryPlan
+    from servecast.policies import Policy
+    from servecast.scenario import Scenario
+    from servecast.scenario.serving import Serving
+
+
+@dataclass(frozen=True)
+class Executed:
+    """A run on the device. ``reference_s``: the reference step before and after it."""
+
+    run: Run
+    reference_s: tuple[float, float]
+
+
+class Bench:
+    """A scenario's model on its device, built once, and the cost model that forecasts it."""
+
+    def __init__(self, scenario: Scenario, device: str, facts: Mapping[str, Any], layers: int | None = None) -> None:
+        from servecast.device.model import transformer
+        from servecast.device.timing import open_device
+
+        self.served = serving(scenario)
+        self.cost: CostModel = self.served.cost
+        self.facts = facts
+        identity = facts["identity"]
+        require_same(identity, self.served, device)
+        longest = max(2 * (scenario.engine.max_model_len or self._most(scenario)), identity["limits"]["length"])
+        self.model = transformer(
+            self.served.model, open_device(device), identity["dtype"], max_positions=longest, layers=layers
+        )
+
+    def _most(self, scenario: Scenario) -> int:
+        policy = scenario.policies[0].build()
+        return plan(scenario, self.served, step_set_aside(policy)).max_model_len
+
+    def simulate(self, scenario: Scenario, at: int, step_time_scale: float = 1.0) -> Run:
+        """Policy ``at`` of the scenario with the cost model, its step times scaled."""
+        return self._replay(scenario, at, ModelExecutor(self.cost, step_time_scale))
+
+    def execute(self, scenario: Scenario, at: int) -> Executed:
+        """Policy ``at`` of the scenario on the device."""
+        before = self.reference_s()
+        run = self._replay(scenario, at, self.executor(scenario, at))
+        return Executed(run, (before, self.reference_s()))
+
+    def executor(self, scenario: Scenario, at: int) -> Executor:
+        """The device executor of a policy, warm: kernels are chosen when a number of tokens is first seen.
+
+        Raises InputError for what the device does not compute: prefix caching and asynchronous scheduling.
+        """
+        from servecast.device.executor import DeviceExecutor
+
+        policy, kind = scenario.policies[at].build(), scenario.policies[at].kind
+        refuse_unexecutable(policy, f"scenario.policies[{at}]")
+        _, rows = step_set_aside(policy)
+        planned = self._planned(scenario, policy)
+        length = min(planned.max_model_len, planned.kv_tokens)
+        padded = kind == "padded"
+        # A rectangle grows by the longest answer past the longest prompt, each of them shorter than a sequence may be.
+        executor = DeviceExecutor(self.model, slots=rows, max_length=2 * length if padded else length, padded=padded)
+        executor.warm_up()
+        return executor
+
+    def reference_s(self) -> float:
+        """The reference step of the calibration, now [s]."""
+        from servecast.device.calibrate import reference_s
+
+        return reference_s(self.model, self.facts["identity"])
+
+    def held_out(self) -> list[dict[str, Any]]:
+        """Errors of the cost model on the held-out steps, timed anew: [{regime, count, median, p95, signed_mean}]."""
+        from servecast.device.calibrate import errors, held_out_times, shapes
+
+        table = held_out_times(self.model, self.facts["identity"])
+        table["predicted_s"] = self.cost.seconds(shapes(table))
+        return list(errors(table, "predicted_s"))
+
+    def summary(self, run: Run, policy: str, seed: int) -> dict[str, Any]:
+        """The summary row of a run, judged by the forecast's own cost model."""
+        served = self.served
+        hardware = Hardware(served.model, served.device.ridge(served.model.dtype), self.cost)
+        return summarise(run, policy=policy, seed=seed, hardware=hardware)
+
+    def _planned(self, scenario: Scenario, policy: Policy) -> MemoryPlan:
+        return plan(scenario, self.served, step_set_aside(policy))
+
+    def _replay(self, scenario: Scenario, at: int, executor: Executor) -> Run:
+        policy = scenario.policies[at].build()
+        planned = self._planned(scenario, policy)
+        return replay(
+            traffic(scenario.workload).client,
+            policy,
+            executor,
+            BlockPool(planned.kv_blocks, planned.block_size, planned.block_bytes),
+            max_model_len=min(planned.max_model_len, planned.kv_tokens),
+            activation_blocks=activation_blocks(scenario, self.served, planned),
+            restart_s=scenario.engine.restart_s,
+        )
+
+
+def refuse_unexecutable(policy: Policy, place: str) -> None:
+    """Raises InputError for options of a policy that the device does not compute."""
+    for option in ("enable_prefix_caching", "async_scheduling"):
+        if getattr(policy, option, False):
+            raise InputError(f"{place}.{option}", "true is simulated only, a device does not execute it: set false")
+
+
+def require_same(identity: Mapping[str, Any], served: Serving, device: str) -> None:
+    """Refuse a profile that was measured for another model, or on another kind of device."""
+    if identity["model"] != served.model.name:
+        raise InputError(
+            "scenario.profile",
+            f"was measured with {identity['model']}, not {served.model.name}: choose another profile",
+        )
+    on_cpu = identity["device"] == "cpu"
+    if on_cpu != (device.partition(":")[0] == "cpu"):
+        raise InputError("--device", f"{device!r}, but the profile was measured on {identity['device']}: use that")
+    if served.model.dtype != identity["dtype"]:
+        raise InputError(
+            "scenario.profile",
+            f"was measured in {identity['dtype']}, the model is in {served.model.dtype}: calibrate again",
+        )
+
+
+def facts_of(profile: str) -> dict[str, Any]:
+    """What `servecast calibrate` wrote beside a profile.
+
+    Raises InputError for a profile that it did not write.
+    """
+    import json
+
+    path = Path(profiles._find(profile)).with_suffix(".json")
+    if not path.is_file():
+        raise InputError(
+            "scenario.profile", f"{profile} has no {path.name} beside it: let servecast calibrate make the profile"
+        )
+    facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if "reference_s" not in facts:
+        raise InputError(str(path), "its calibration has not ended: call servecast calibrate again")
+    return facts

@@ -1,0 +1,208 @@
+"""Writes a validation into a folder: tables, executed logs, figures, and a page of Markdown that quotes them."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from servecast.cost.fit import Table
+from servecast.metrics import decisions_frame, requests_frame
+from servecast.validation import compare, figures
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from servecast.validation.validate import Case, Validation
+
+_SHOWN = ("output_throughput_tps", "ttft_mean_s", "tpot_mean_s", "e2e_mean_s", "e2e_p99_s")
+
+
+def write(validation: Validation, folder: Path) -> Path:
+    """Write everything below ``folder``; the page."""
+    import pandas as pd
+
+    (folder / "executed").mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(_comparison_rows(validation)).to_csv(folder / "metrics.csv", index=False, lineterminator="\n")
+    pd.DataFrame(_part_rows(validation)).to_csv(folder / "parts.csv", index=False, lineterminator="\n")
+    pd.DataFrame(_request_rows(validation)).to_csv(folder / "per-request.csv", index=False, lineterminator="\n")
+    for case in validation.cases:
+        name = f"{case.policy.replace(' ', '-')}-{figures._slug(case.load)}"
+        run = case.executed[0].run
+        for frame, what in ((decisions_frame(run), "decisions"), (requests_frame(run), "requests")):
+            # mtime 0: the same run gives the same bytes.
+            frame.to_csv(
+                folder / "executed" / f"{name}.{what}.csv.gz", index=False, lineterminator="\n",
+                compression={"method": "gzip", "mtime": 0},
+            )  # fmt: skip
+    loads = list(dict.fromkeys(case.load for case in validation.cases))
+    plots = [plot(validation.cases, load) for load in loads for plot in (figures.distributions, figures.running)]
+    for plot in plots:
+        (folder / f"{plot.name}.png").write_bytes(plot.png())
+    facts = {key: validation.facts[key] for key in ("identity", "machine", "noise", "drift", "reference_s")}
+    facts |= {"date": datetime.now(UTC).date().isoformat(), "device": validation.device, "ranking": validation.ranking}
+    facts |= {"plan": validation.plan.model_dump(mode="json"), "interrupted": validation.interrupted}
+    (folder / "validation.json").write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    page = folder / "README.md"
+    lines = [*_page(validation, facts)]
+    lines += [line for plot in plots for line in ("", f"![{plot.title}]({plot.name}.png)", "", plot.caption)]
+    page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return page
+
+
+def tables(validation: Validation) -> list[Table]:
+    """What the command prints: errors of steps, of runs, verdicts, and the ranking."""
+    cases = validation.cases
+    held_out = [
+        (e["regime"], str(e["count"]), f"{e['median']:.1%}", f"{e['p95']:.1%}", f"{e['signed_mean']:+.1%}")
+        for e in validation.held_out
+    ]
+    same = [
+        (
+            c.policy,
+            _load(c),
+            s["regime"],
+            str(s["count"]),
+            f"{s['total']:+.1%}",
+            f"{s['median']:.1%}",
+            f"{s['p95']:.1%}",
+        )
+        for c in cases
+        for s in c.same_batches
+    ]
+    closed = [
+        (
+            case.policy, _load(case), c.metric, f"{c.simulated:.4g}", f"{np.mean(c.executed):.4g}", f"{c.error:+.1%}",
+            "-" if c.noise is None else f"{c.noise:.1%}", "-" if c.gate is None else f"{c.gate:.0%}", c.verdict,
+            _banded(case, c.metric),
+        )
+        for case in cases
+        for c in case.comparisons
+        if c.metric in _SHOWN or c.metric in compare.WASTE
+    ]  # fmt: skip
+    runs = [
+        (
+            case.policy, _load(case), "-" if case.rate_rps is None else f"{case.rate_rps:.3g}", f"{case.drift:+.1%}",
+            str(case.tries), "yes" if case.conclusive else "no", case.regime[0] or "-", case.regime[1] or "-",
+            *(_request_error(case, name) for name in ("ttft", "tpot", "e2e")),
+        )
+        for case in cases
+    ]  # fmt: skip
+    ranking = [
+        (
+            policy,
+            f"{r['executed_tps']:.0f}",
+            f"{r['simulated_tps']:.0f}",
+            f"{r['executed']:.2f}",
+            f"{r['simulated']:.2f}",
+        )
+        for policy, r in sorted(validation.ranking.items(), key=lambda item: -item[1]["executed"])
+    ]
+    errors = ("count", "median", "p95")
+    drifted = ("drift", "tries", "conclusive", "regime simulated", "executed")
+    return [
+        Table("1. held-out shapes: single steps, timed anew", ("steps", *errors, "signed mean"), tuple(held_out)),
+        Table(
+            "2. same batches: the cost model along the executed log",
+            ("policy", "load", "steps", "count", "total", "median", "p95"),
+            tuple(same),
+        ),
+        Table(
+            "3. closed loop: the whole simulation",
+            ("policy", "load", "metric", "simulated", "executed", "error", "noise", "gate", "verdict", "band"),
+            tuple(closed),
+        ),
+        Table(
+            "runs, and the error of single requests (median, p90)",
+            ("policy", "load", "req/s", *drifted, "TTFT", "TPOT", "E2E"),
+            tuple(runs),
+        ),
+        Table(
+            "ranking in a burst: output tokens/s, and as a share of the best",
+            ("policy", "executed", "simulated", "share executed", "simulated"),
+            tuple(ranking),
+        ),
+    ]  # fmt: skip
+
+
+def verdict(validation: Validation) -> str:
+    """One line: how many gates were met, missed or not decided, and whether the ranking is the same."""
+    gated = [c for case in validation.cases for c in case.comparisons if c.gate is not None]
+    count = {
+        name: sum(c.verdict == name for c in gated) for name in (compare.OUTSIDE, compare.UNCLEAR, compare.TWICE_NOISE)
+    }
+    met = len(gated) - count[compare.OUTSIDE] - count[compare.UNCLEAR]
+    order = [
+        sorted(validation.ranking, key=lambda p: -validation.ranking[p][side]) for side in ("executed", "simulated")
+    ]
+    same = "the same" if order[0] == order[1] else "NOT the same"
+    return (
+        f"{met} of {len(gated)} gates met ({count[compare.TWICE_NOISE]} by twice the noise), {count[compare.OUTSIDE]} "
+        f"missed, {count[compare.UNCLEAR]} inconclusive; the ranking of the policies is {same}"
+    )
+
+
+def _page(validation: Validation, facts: dict[str, Any]) -> Iterator[str]:
+    machine = facts["machine"]
+    yield f"# {validation.name}: executed on a device, and simulated"
+    yield ""
+    yield (
+        f"Written by `servecast validate` on {facts['date']}: {machine.get('gpu', machine['processor'])}, torch "
+        f"{machine['torch']}, {machine['clock']}. {verdict(validation)}."
+    )
+    yield ""
+    yield "Errors are (simulated - executed) / executed, the mean of two executions; noise is how far these lie apart."
+    for table in tables(validation):
+        yield ""
+        yield f"## {table.title}"
+        yield ""
+        yield "| " + " | ".join(table.columns) + " |"
+        yield "|" + "|".join("---" for _ in table.columns) + "|"
+        for row in table.rows:
+            yield "| " + " | ".join(row) + " |"
+
+
+def _comparison_rows(validation: Validation) -> Iterator[dict[str, Any]]:
+    for case in validation.cases:
+        for c in case.comparisons:
+            low, high, inside = case.band.get(c.metric, (None, None, None))
+            yield {
+                "policy": case.policy, "load": case.load, "rate_rps": case.rate_rps, "metric": c.metric,
+                "simulated": c.simulated, **{f"executed_{i + 1}": value for i, value in enumerate(c.executed)},
+                "error": c.error, "noise": c.noise, "gate": c.gate, "verdict": c.verdict, "band_low": low,
+                "band_high": high, "in_band": inside, "drift": case.drift, "conclusive": case.conclusive,
+                "tries": case.tries,
+            }  # fmt: skip
+
+
+def _part_rows(validation: Validation) -> Iterator[dict[str, Any]]:
+    for error in validation.held_out:
+        yield {"part": "held-out shapes", "policy": None, "load": None, **error}
+    for case in validation.cases:
+        for error in case.same_batches:
+            yield {"part": "same batches", "policy": case.policy, "load": case.load, **error}
+
+
+def _request_rows(validation: Validation) -> Iterator[dict[str, Any]]:
+    for case in validation.cases:
+        for metric, error in case.per_request.items():
+            yield {"policy": case.policy, "load": case.load, "metric": metric, **error}
+
+
+def _load(case: Case) -> str:
+    return case.load if isinstance(case.load, str) else f"{case.load:g}"
+
+
+def _banded(case: Case, metric: str) -> str:
+    if metric not in case.band:
+        return "-"
+    low, high, inside = case.band[metric]
+    return f"{low:.4g} .. {high:.4g}: {'in' if inside else 'out'}"
+
+
+def _request_error(case: Case, name: str) -> str:
+    error = case.per_request.get(name)
+    return "-" if error is None else f"{error['median']:.1%}, {error['p90']:.1%}"

@@ -1,0 +1,302 @@
+"""Calibration on the CPU with a two-layer model: its files, resuming, quality, and every way it can go wrong."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from servecast.batch import StepShape
+from servecast.cost import profile as profiles
+from servecast.cost import whole_steps
+from servecast.cost.model import regime
+from servecast.errors import InputError
+from servecast.specs import catalogue
+from servecast.specs.model import LayerGroup
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
+
+from servecast.device import calibrate, grid, machine  # noqa: E402
+from servecast.device.timing import Timing  # noqa: E402
+
+SPEC = dataclasses.replace(catalogue.model("tiny"), dtype="fp32")
+LIMITS = grid.Limits(4, 64, 96)
+FORM = {"step": 2e-3, "token": 4e-5, "row": 1e-4, "context": 1e-6, "pair": 5e-8}
+
+
+def request(folder, **changes):
+    fields = {"model": SPEC, "device": "cpu", "output": folder / "mine.yaml", "budget_s": 60, "limits": LIMITS}
+    return calibrate.Request(**(fields | {"rounds": 2} | changes))
+
+
+@pytest.fixture(scope="module")
+def calibration(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("calibration")
+    told = []
+    return calibrate.calibrate(request(folder), told.append), folder, told
+
+
+def test_it_writes_a_profile_that_loads_and_steps_that_have_the_one_schema(calibration):
+    import pandas as pd
+
+    found, folder, told = calibration
+    assert found.complete
+    profile = profiles.load(folder / "mine.yaml")
+    assert (profile.model, profile.device) == ("tiny", "cpu")
+    assert profile.memory_bytes["weights"] == SPEC.weight_bytes()
+    profile.require("tiny")
+    with pytest.raises(InputError, match="model: qwen3-14b, but profile mine was measured with tiny"):
+        profile.require("qwen3-14b")
+    table = pd.read_csv(folder / "mine.steps.csv")
+    assert set(StepShape._fields) | {"seconds", "iterations", "spread", "least_s", "most_s", "dropped"} <= set(table)
+    assert (table["least_s"] <= table["seconds"]).all()
+    assert (table["seconds"] <= table["most_s"]).all()
+    assert (table["dropped"] >= 1).all()
+    assert (table["max_context"] <= LIMITS.length).all()
+    assert told[-1].made == told[-1].total == len(table)
+    assert told[-1].left_s == 0
+
+
+def test_servecast_fit_reads_its_table(calibration):
+    from servecast.cost import fit
+
+    _, folder, _ = calibration
+    fitted = fit.fit_file([folder / "mine.steps.csv"], model="tiny", device="a100-80gb", name="again")
+    assert fitted.provenance.rows > 100
+
+
+def test_held_out_steps_are_not_fitted_and_their_errors_stand_in_the_profile(calibration):
+    found, _, _ = calibration
+    assert found.facts["steps"]["held_out"] == found.facts["held_out"][0]["count"]
+    assert found.profile.provenance.rows == found.facts["steps"]["grid"]
+    assert {e.along for e in found.profile.held_out} == {"all", "decode", "mixed", "prefill"}
+    # Whether the numbers are good is for results/validation-cpu: a shared machine with a 1 ms step proves little.
+    assert found.facts["held_out"][0]["median"] < 0.5
+
+
+def test_the_roofs_and_the_noise_stand_beside_it(calibration):
+    found, folder, _ = calibration
+    facts = json.loads((folder / "mine.json").read_text())
+    assert facts["complete"]
+    assert facts["ceilings"]["copy_Bps"] > 1e8
+    assert facts["ceilings"]["matmul_flops"] > 1e9
+    assert facts["noise"]["median"] >= 0
+    assert facts["machine"]["threads"] == 1
+    report = calibrate.report(found)
+    assert any("noise floor" in table.columns for table in report.tables)
+
+
+def test_figures_are_drawn(calibration):
+    from servecast.validation import figures
+
+    found, _, _ = calibration
+    for plot in (figures.fitted(found), figures.roofline(found, SPEC)):
+        assert plot.png().startswith(b"\x89PNG")
+
+
+def test_a_killed_run_goes_on_where_it_stopped(tmp_path):
+    def killed(progress):
+        if progress.made == 30:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate.calibrate(request(tmp_path, rounds=1), killed)
+    table = tmp_path / "mine.steps.csv"
+    before = table.read_text()
+    assert len(before.splitlines()) == 31
+    table.write_text(before + "0.0012,1,0")  # the crash came in the middle of a line
+    told = []
+    found = calibrate.calibrate(request(tmp_path, rounds=1), told.append)
+    assert told[0].made == 31
+    assert table.read_text().startswith(before)
+    assert found.complete
+    again = []
+    calibrate.calibrate(request(tmp_path, rounds=1), again.append)
+    assert again[0].made == 1  # a finished one begins anew
+
+
+def test_an_unfinished_calibration_of_something_else_is_not_mixed_in(tmp_path):
+    def killed(progress):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate.calibrate(request(tmp_path), killed)
+    other = dataclasses.replace(SPEC, name="another")
+    with pytest.raises(InputError, match=r"mine.json: an unfinished calibration with model tiny stands here"):
+        calibrate.calibrate(request(tmp_path, model=other))
+    with pytest.raises(InputError, match=r"an unfinished calibration with dtype fp32 stands here, asked is bf16"):
+        calibrate.calibrate(request(tmp_path, dtype="bf16"))
+
+
+def test_a_too_small_budget_is_one_line_and_keeps_what_it_measured(tmp_path):
+    with pytest.raises(InputError, match=r"--budget-s: 0.001 s measured \d+ of the grid's steps, a fit takes 24"):
+        calibrate.calibrate(request(tmp_path, budget_s=0.001))
+    assert (tmp_path / "mine.steps.csv").is_file()
+    with pytest.raises(InputError, match="--budget-s: 0 must be > 0"):
+        calibrate.calibrate(request(tmp_path, budget_s=0))
+
+
+def test_a_full_disk_is_one_line(tmp_path):
+    (tmp_path / "mine.steps.csv").symlink_to("/dev/full")
+    with pytest.raises(InputError, match=r"mine.steps.csv: cannot be written \(No space left on device\): make room"):
+        calibrate.calibrate(request(tmp_path))
+
+
+def test_a_model_larger_than_memory_is_one_line(tmp_path):
+    with pytest.raises(InputError, match=r"--model: the weights of llama-3.1-405b .* use fewer --layers"):
+        calibrate.calibrate(request(tmp_path, model=catalogue.model("llama-3.1-405b")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"device": "tpu"}, "--device: 'tpu' is no device"),
+        ({"dtype": "fp16"}, "--dtype: fp16 is not computed on cpu: use bf16 or fp32"),
+        ({"layers": 3}, "--layers: 3 is outside 1 to 2"),
+        ({"model": catalogue.model("mixtral-8x7b")}, "mixtral-8x7b has mixture of experts"),
+        ({"entry": "h900"}, "h900"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_one_line(tmp_path, changes, problem):
+    with pytest.raises(InputError, match=problem) as raised:
+        calibrate.calibrate(request(tmp_path, **changes))
+    assert "\n" not in str(raised.value)
+
+
+def test_an_output_that_is_no_profile_is_one_line(tmp_path):
+    with pytest.raises(InputError, match="is no YAML file"):
+        calibrate.calibrate(request(tmp_path, output=tmp_path / "mine.csv"))
+    with pytest.raises(InputError, match="there is no folder"):
+        calibrate.calibrate(request(tmp_path, output=tmp_path / "no" / "mine.yaml"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here")
+def test_cuda_that_is_absent_is_one_line(tmp_path):
+    with pytest.raises(InputError, match=r"--device: 'cuda:0' is not there"):
+        calibrate.calibrate(request(tmp_path, device="cuda:0"))
+
+
+def test_cut_layers_are_scaled_up(tmp_path, monkeypatch):
+    def measured(step, now, **options):
+        layers = len(step.__closure__[0].cell_contents.model.layers)
+        seconds = 1e-3 + 2e-3 * layers  # what no layer takes, and what each takes
+        return Timing(seconds, 3, 1, seconds, seconds, 0.0)
+
+    monkeypatch.setattr(calibrate, "measure", measured)
+    deep = dataclasses.replace(SPEC, name="deep", groups=(LayerGroup(8),))
+    for layers in (1, 3, 8):
+        asked = request(tmp_path, model=deep, layers=layers)
+        with torch.inference_mode():
+            model = calibrate._built(asked, torch.device("cpu"), "fp32", LIMITS)
+            steps = calibrate._Steps(model, calibrate.allocated(model, 4, 64), asked)
+        assert len(model.layers) == layers
+        assert steps.time(grid.Point(((32, 1),) * 4), np.inf).seconds == pytest.approx(17e-3)
+
+
+def synthetic(noise=0.0, seed=0):
+    points = [point for point in grid.plan(grid.Limits(32, 1024, 2048)) if point.part == "grid"]
+    columns = np.array([point.shape for point in points], dtype=float).T
+    shape = StepShape(*columns)
+    seconds = (
+        FORM["step"]
+        + FORM["token"] * (shape.prefill_tokens + shape.decode_rows)
+        + FORM["row"] * (shape.prefill_rows + shape.decode_rows)
+        + FORM["context"] * shape.decode_context
+        + FORM["pair"] * shape.prefill_pairs
+    )
+    draw = np.random.default_rng(seed)
+    return shape, seconds * draw.lognormal(0, noise, len(seconds)) if noise else seconds
+
+
+@pytest.mark.parametrize(("noise", "close"), [(0.0, 0.005), (0.03, 0.06)])
+def test_a_fit_recovers_known_coefficients(noise, close):
+    shape, seconds = synthetic(noise)
+    found = whole_steps.fit(shape, seconds)
+    assert found.context_s[0] == pytest.approx(FORM["context"], rel=close)
+    assert found.pair_s[0] == pytest.approx(FORM["pair"], rel=5 * close)
+    assert found.context_s[1] <= found.context_s[0] <= found.context_s[2]
+    (tokens, f), (rows, g) = found.tokens, found.rows
+    every = f[0] + g[0], f[-1] + g[-1]
+    assert every[0] == pytest.approx(FORM["step"] + FORM["token"] + FORM["row"], rel=2 * close)
+    assert every[1] == pytest.approx(FORM["step"] + FORM["token"] * tokens[-1] + FORM["row"] * rows[-1], rel=2 * close)
+    assert (np.array([*f, *g]) >= 0).all()  # CAL-14
+
+
+def priced(shape, seconds):
+    tables = whole_steps.fit(shape, seconds).tables(32, 1023, 2048, 1024)
+    asked = calibrate.Request(SPEC, "cpu", None)
+    coefficient = profiles.Coefficient(value=0.0, unit="s", low=0.0, high=0.0, identified=False, how="")
+    return profiles.TabulatedProfile(
+        name="synthetic", model=asked.model.name, device="cpu", host={"step_s": coefficient, "row_s": coefficient},
+        tables=profiles.Tables.model_validate_json(json.dumps(tables)),
+        provenance=profiles.Provenance(source="", engine="", date="", files=(), sha256="", rows=1, seed=0, rows_each=1),
+    ).cost()  # fmt: skip
+
+
+def test_bends_are_followed_and_the_rest_stays_straight():
+    shape, seconds = synthetic()
+    tokens = shape.prefill_tokens + shape.decode_rows
+    bent = seconds - np.where(tokens == 1, 1e-3, 0) + np.where(tokens == 3, 5e-4, 0)
+    cost = priced(shape, bent)
+    error = np.abs(cost.seconds(shape) / bent - 1)
+    assert np.median(error) < 0.01
+    assert cost.seconds(StepShape(0, 0, 0, 0, 1, 100, 101)) == pytest.approx(1.24e-3, rel=0.05)
+
+
+def test_prices_beyond_the_grid():
+    shape, seconds = synthetic(0.02)
+    cost = priced(shape, seconds)
+    # CAL-01: a context 32 times as long as any measured costs its share, and more always costs more.
+    contexts = [16, 1000, 4000, 32_000, 128_000]
+    taken = [cost.seconds(StepShape(0, 0, 0, 0, 4, 4 * c, c + 1)) for c in contexts]
+    assert taken == sorted(taken)
+    assert taken[-1] == pytest.approx(FORM["context"] * 4 * 128_000, rel=0.1)
+    # CAL-09: prefill has an effect.
+    with_prefill = cost.seconds(StepShape(1, 2048, 2048 * 2049 // 2, 0, 4, 400, 2048))
+    assert with_prefill > cost.seconds(StepShape(0, 0, 0, 0, 4, 400, 101)) + 2000 * FORM["token"]
+    # CAL-11: more rows always take longer, beyond the last one measured too.
+    rows = [cost.seconds(StepShape(0, 0, 0, 0, n, 32 * n, 33)) for n in (32, 64, 128, 256, 10_000)]
+    assert rows == sorted(rows)
+    assert len(set(rows)) == len(rows)
+    # CAL-03: extrapolated a thousandfold, tokens cost at least what they cost inside.
+    assert rows[-1] >= 10_000 * FORM["token"]
+
+
+def test_linear_times_stay_linear_between_knots():
+    # CAL-05: half way between two measured lengths a time that is linear in tokens is the mean of theirs.
+    shape, _ = synthetic()
+    tokens = shape.prefill_tokens + shape.decode_rows
+    cost = priced(shape, tokens * 1e-5)
+    for between in (1280, 1536, 1792):
+        assert cost.seconds(StepShape(1, between, 0, 0, 0, 0, between)) == pytest.approx(between * 1e-5, rel=0.005)
+
+
+def test_errors_and_coverage_are_counted_by_kind():
+    import pandas as pd
+
+    shape, seconds = synthetic()
+    table = pd.DataFrame(dict(zip(StepShape._fields, shape, strict=True)))
+    table["seconds"], table["predicted_s"] = seconds, seconds * 1.1
+    found = list(calibrate.errors(table, "predicted_s"))
+    assert [e["regime"] for e in found] == ["all", *[k for k in ("decode", "mixed", "prefill") if k in regime(shape)]]
+    assert all(e["median"] == pytest.approx(0.1) and e["signed_mean"] == pytest.approx(0.1) for e in found)
+    table["predicted_s"] *= np.random.default_rng(0).lognormal(0, 0.05, len(table))
+    assert calibrate.coverage(calibrate.intervals(table), table) == pytest.approx(0.9, abs=0.05)
+    assert calibrate.coverage({"decode": [2.0, 3.0]}, table) == 0.0
+
+
+def test_noise_is_the_device_against_itself():
+    import pandas as pd
+
+    rounds = pd.DataFrame({"rows": ["a"] * 4 + ["b"] * 4, "seconds": [1.0, 1.0, 1.0, 1.1, 2.0, 2.0, 2.0, 2.0]})
+    assert calibrate.noise(rounds)["median"] == pytest.approx(0.0)
+    assert calibrate.noise(rounds)["p95"] == pytest.approx(0.065, rel=0.1)
+    assert calibrate.noise(rounds.iloc[[0, 4]])["median"] is None
+
+
+def test_gpus_are_found_in_the_catalogue_by_their_own_names():
+    entries = {spec.name for spec in catalogue.devices()}
+    assert {entry for _, entry in machine._GPU_NAMES} <= entries
+    assert machine.spec_of(torch.device("cpu"), None).name == "cpu"
+    assert machine.memory_bytes(torch.device("cpu"), catalogue.device("cpu")) > 1e8
+    assert machine.conditions(torch.device("cpu")) == {}

@@ -1,0 +1,249 @@
+"""Validation: executed and simulated side by side, on the CPU with a two-layer model."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from servecast.errors import InputError
+from servecast.scenario import check
+from servecast.validation import compare
+from servecast.validation import plan as plans
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
+
+from servecast.device import calibrate, grid  # noqa: E402
+from servecast.specs import hf_config  # noqa: E402
+from servecast.validation import runs, write  # noqa: E402
+from servecast.validation.validate import drift_of, validate  # noqa: E402
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 4096,
+    "torch_dtype": "float32",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model, its profile, and the file of a validation."""
+    place = tmp_path_factory.mktemp("validation")
+    (place / "two-layers.json").write_text(json.dumps(CONFIG))
+    model = hf_config.load(str(place / "two-layers.json"))
+    limits = grid.Limits(4, 96, 128)
+    calibrate.calibrate(calibrate.Request(model, "cpu", place / "mine.yaml", budget_s=60, limits=limits, rounds=2))
+    scenario = {
+        "name": "small",
+        "model": "./two-layers.json",
+        "profile": "./mine.yaml",
+        "engine": {"max_model_len": 96, "kv_blocks": 64, "restart_s": 1},
+        "workload": {
+            "arrivals": {"kind": "burst"},
+            "prompt_tokens": {"kind": "uniform", "min_tokens": 4, "max_tokens": 40},
+            "output_tokens": {"kind": "uniform", "min_tokens": 1, "max_tokens": 20},
+            "requests": 16,
+            "seed": 3,
+        },
+        "policies": [
+            {"kind": "static", "batch_size": 4, "max_wait_s": 0.02},
+            {"kind": "padded", "batch_size": 4, "max_wait_s": 0.02},
+            {"kind": "continuous", "max_num_seqs": 4, "max_num_batched_tokens": 64},
+        ],
+    }
+    data = {"scenario": scenario, "loads": [0.5], "band_loads": [0.5], "drift": 10.0, "tries": 1}
+    data["gates"] = [{"loads": [0.5, "burst"], "metrics": ["e2e_mean_s"], "relative": 0.9}]
+    (place / "plan.yaml").write_text(yaml.safe_dump(data))
+    return place
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    told = []
+    made = validate(folder / "plan.yaml", "cpu", told.append)
+    assert [p.made for p in told] == [1, 2, 3, 4, 5, 6]
+    return made
+
+
+def test_every_policy_is_executed_and_simulated_at_every_load(found):
+    assert [(c.policy, c.load) for c in found.cases] == [
+        (policy, load) for load in ("burst", 0.5) for policy in ("static", "padded", "continuous")
+    ]
+    for case in found.cases:
+        assert len(case.executed) == 2
+        assert case.conclusive
+        for run in (case.simulated, *(executed.run for executed in case.executed)):
+            assert (run.requests["status"] == 0).all()
+            assert np.array_equal(run.requests["generated_tokens"], case.simulated.requests["generated_tokens"])
+        assert {c.metric for c in case.comparisons} >= {"makespan_s", "ttft_mean_s", "e2e_p99_s"}
+        wasted = {c.metric for c in case.comparisons} & set(compare.WASTE)
+        assert wasted == {"static": {"slot_waste"}, "padded": {*compare.WASTE}, "continuous": set()}[case.policy]
+        assert {s["regime"] for s in case.same_batches} >= {"all", "decode"}
+        assert set(case.per_request) == {"ttft", "tpot", "e2e"}
+
+
+def test_a_burst_makes_the_same_batches_whatever_steps_take(found):
+    for case in found.cases[:3]:
+        ours, theirs = case.simulated.decisions, case.executed[0].run.decisions
+        for name in ("prefill_tokens", "prefill_pairs"):
+            assert ours[name].sum() == theirs[name].sum()
+        if case.policy == "padded":
+            [waste] = [c for c in case.comparisons if c.metric == "padding_waste"]
+            assert waste.error == pytest.approx(0, abs=1e-12)
+            assert waste.verdict == compare.NOISE
+
+
+def test_ranking_names_every_policy_and_the_best_has_all(found):
+    assert set(found.ranking) == {"static", "padded", "continuous"}
+    for side in ("executed", "simulated"):
+        assert max(rates[side] for rates in found.ranking.values()) == 1.0
+
+
+def test_a_band_is_given_where_it_was_asked_for(found):
+    assert not found.cases[0].band
+    low, high, _ = found.cases[3].band["e2e_mean_s"]
+    assert low < high
+
+
+def test_it_writes_tables_logs_figures_and_a_page(found, tmp_path):
+    import pandas as pd
+
+    page = write.write(found, tmp_path)
+    metrics = pd.read_csv(tmp_path / "metrics.csv")
+    assert set(metrics["verdict"]) <= {
+        compare.NOISE, compare.GATE, compare.TWICE_NOISE, compare.OUTSIDE, compare.UNGATED, compare.UNCLEAR
+    }  # fmt: skip
+    parts = pd.read_csv(tmp_path / "parts.csv")
+    assert set(parts["part"]) == {"held-out shapes", "same batches"}
+    log = pd.read_csv(tmp_path / "executed" / "continuous-0_5.decisions.csv.gz")
+    assert (log["iterations"] == 1).all()
+    for name in ("latencies-burst", "running-0_5"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    text = page.read_text()
+    assert "## 1. held-out shapes" in text
+    assert "gates met" in text
+    json.loads((tmp_path / "validation.json").read_text(), parse_constant=pytest.fail)
+    assert len(write.tables(found)) == 5
+
+
+def test_a_drift_makes_a_run_inconclusive_after_its_tries(folder, monkeypatch):
+    plan = folder / "drifted.yaml"
+    data = yaml.safe_load((folder / "plan.yaml").read_text()) | {
+        "loads": [0.5],
+        "burst": False,
+        "drift": 0.1,
+        "tries": 3,
+    }
+    data["scenario"]["policies"] = data["scenario"]["policies"][2:]
+    plan.write_text(yaml.safe_dump(data))
+    monkeypatch.setattr(runs.Bench, "reference_s", lambda bench: 1.3 * bench.facts["reference_s"])
+    [case] = validate(plan, "cpu").cases
+    assert not case.conclusive
+    assert case.tries == 3
+    assert case.drift == pytest.approx(0.3)
+    assert {c.verdict for c in case.comparisons} == {compare.UNCLEAR}
+
+
+def test_drift_is_the_largest_deviation_with_its_sign():
+    some = [runs.Executed(None, (1.02, 0.97)), runs.Executed(None, (0.9, 1.0))]
+    assert drift_of(some, 1.0) == pytest.approx(-0.1)
+
+
+def test_verdicts():
+    assert compare.verdict(0.02, 0.03, 0.10) == compare.NOISE
+    assert compare.verdict(0.08, 0.03, 0.10) == compare.GATE
+    assert compare.verdict(-0.15, 0.08, 0.10) == compare.TWICE_NOISE
+    assert compare.verdict(-0.17, 0.08, 0.10) == compare.OUTSIDE
+    assert compare.verdict(0.17, None, 0.10) == compare.OUTSIDE
+    assert compare.verdict(0.17, 0.08, None) == compare.UNGATED
+    assert compare.verdict(0.01, 0.08, 0.10, conclusive=False) == compare.UNCLEAR
+
+
+def test_an_error_is_simulated_over_the_mean_of_the_executions():
+    c = compare.compared("x", 1.1, [0.9, 1.1], 0.2)
+    assert (c.error, c.noise) == (pytest.approx(0.1), pytest.approx(0.2))
+    assert compare.compared("x", None, [1.0], 0.1) is None
+    assert compare.compared("x", 0.0, [0.0, 0.0], 0.1) is None
+    assert compare.within(1.0, 2.0, [1.0, 1.6]) is True
+    assert compare.within(1.0, 2.0, [2.5, 2.5]) is False
+    assert compare.within(None, 2.0, [1.0]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("- a list", "has no key 'scenario'"),
+        ("scenario: {a: 1", "is not YAML"),
+        ("{scenario: {}, load: [1]}", "load: .* extra inputs"),
+        ("{scenario: {}, loads: [3]}", "loads.0: 3: input should be less than or equal to 2"),
+        ("{scenario: {}, gates: [{loads: [0.3], metrics: [x], relative: 2}]}", "gates.0.relative"),
+    ],
+)
+def test_a_file_that_is_no_validation_is_one_line(tmp_path, text, problem):
+    file = tmp_path / "plan.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=problem) as raised:
+        plans.read(file)
+    assert str(raised.value).startswith(str(file))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_file_is_one_line(tmp_path):
+    with pytest.raises(InputError, match="cannot be read"):
+        plans.read(tmp_path / "none.yaml")
+
+
+def edited(folder, **scenario):
+    data = yaml.safe_load((folder / "plan.yaml").read_text())
+    data["scenario"] |= scenario
+    file = folder / "edited.yaml"
+    file.write_text(yaml.safe_dump(data))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("scenario", "problem"),
+    [
+        ({"profile": None, "device": "cpu"}, "scenario.profile: is missing"),
+        ({"sweep": {"engine.block_size": [16, 32]}}, "sweep, seeds and horizon_s are not validated"),
+        ({"model": "qwen3-14b"}, "was measured with two-layers"),
+        (
+            {"policies": [{"kind": "continuous", "enable_prefix_caching": True}]},
+            "enable_prefix_caching: true is simulated",
+        ),
+    ],
+)
+def test_what_cannot_be_validated_is_one_line(folder, scenario, problem):
+    with pytest.raises(InputError, match=problem):
+        validate(edited(folder, **scenario), "cpu")
+
+
+def test_a_profile_of_another_device_or_dtype_is_one_line(folder):
+    facts = json.loads((folder / "mine.json").read_text())["identity"]
+    data = yaml.safe_load((folder / "plan.yaml").read_text())["scenario"]
+    served = runs.serving(check(data, folder))
+    runs.require_same(facts, served, "cpu")
+    with pytest.raises(InputError, match=r"--device: 'cuda:0', but the profile was measured on cpu"):
+        runs.require_same(facts, served, "cuda:0")
+    with pytest.raises(InputError, match="was measured in bf16, the model is in fp32"):
+        runs.require_same(facts | {"dtype": "bf16"}, served, "cpu")
+    with pytest.raises(InputError, match="was measured with tiny, not two-layers"):
+        runs.require_same(facts | {"model": "tiny"}, served, "cpu")
+
+
+def test_a_profile_that_calibrate_did_not_make_is_one_line(folder):
+    with pytest.raises(InputError, match=r"has no h100-qwen3-14b\.json beside it"):
+        runs.facts_of("h100-qwen3-14b")
+
+
+def test_the_shipped_validation_is_a_scenario_with_gates():
+    from servecast import resources
+
+    path = resources.directory("scenarios") / "validation" / "cpu.yaml"
+    plan = plans.read(path)
+    assert plan.gate(0.3, "ttft_mean_s") == 0.10
+    assert plan.gate("burst", "output_throughput_tps") == 0.08
+    assert plan.gate(0.95, "ttft_mean_s") is None
+    assert plans.at_load(plan, path.parent, 2.0).workload.arrivals.kind == "poisson"
+    assert dataclasses.is_dataclass(runs.Executed)
