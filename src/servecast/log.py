@@ -30,7 +30,7 @@ class Log:
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
-        self.rows: list[tuple[float, ...]] = []
+        self.rows: list[tuple[Any, ...]] = []
         self._chunks: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
         self._filled = _CHUNK  # rows of the last chunk that are in use
 

@@ -203,6 +203,9 @@ class FittedCost:
 
 def smooth_maximum(first: Scalars, second: Scalars, sharpness: float) -> Scalars:
     """(a^p + b^p)^(1/p), without overflow: at least the larger of the two, at most 2^(1/p) times it."""
+    if isinstance(first, float) and isinstance(second, float):  # one step: a twentieth of what arrays cost
+        most = max(first, second)
+        return most * float((1.0 + (min(first, second) / most) ** sharpness) ** (1.0 / sharpness)) if most > 0 else 0.0
     larger = np.maximum(first, second)
     smaller = np.minimum(first, second)
     ratio = np.divide(smaller, larger, out=np.zeros(np.shape(larger)), where=np.asarray(larger) > 0)

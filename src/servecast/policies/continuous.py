@@ -209,7 +209,7 @@ class Continuous:
         if preempted or state.ended:
             steps = 1  # the next step may admit who could not be admitted in this one
         else:
-            steps = decoding.steps_to_finish()
+            steps = decoding.next_finish - decoding.step
             if count * (steps // decoding.block_size + 1) > free:
                 steps = min(steps, decoding.steps_within(free))
         running = len(state.running)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _SLOT_BITS = 32
 _SLOT = (1 << _SLOT_BITS) - 1
+_NEVER = 1 << 62
 
 
 class DecodeRows:
@@ -31,16 +32,21 @@ class DecodeRows:
     An entry whose row has left or joined anew is stale: its key no longer is that of the row in the slot.
     """
 
-    __slots__ = ("_finishing", "_longest", "_longest_row", "_phases", "_rows", "block_size", "context", "count", "step")
+    __slots__ = (
+        "_finishing", "_longest", "_longest_row", "_phases", "_rows", "_stale", "block_size", "context", "count",
+        "next_finish", "step",
+    )  # fmt: skip
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.step = 0
         self.count = 0
         self.context = 0
+        self.next_finish = _NEVER  # the step with which the next row ends
         self._phases = [0] * block_size
         self._rows: dict[int, Sequence] = {}
         self._finishing: list[int] = []
+        self._stale = 0  # entries of _finishing whose row has left before its end
         self._longest: list[int] = []
         self._longest_row: Sequence | None = None
 
@@ -56,6 +62,8 @@ class DecodeRows:
         self._phases[-offset % self.block_size] += 1
         self._rows[slot] = sequence
         heappush(self._finishing, (finish << _SLOT_BITS) + slot)
+        if finish < self.next_finish:
+            self.next_finish = finish
         heappush(self._longest, slot - (offset << _SLOT_BITS))
         longest = self._longest_row
         if longest is None or offset > longest.offset:
@@ -66,7 +74,8 @@ class DecodeRows:
         sequence.generated = sequence.output_limit - (sequence.finish_step - self.step)
         sequence.tokens = sequence.request.prompt_tokens + sequence.generated
         self._drop(sequence)
-        self._clean()
+        self._stale += 1
+        self._settle_next_finish()
 
     def _drop(self, sequence: Sequence) -> None:
         offset = sequence.offset
@@ -79,41 +88,39 @@ class DecodeRows:
         if sequence is self._longest_row:
             self._find_longest()
 
-    def _clean(self) -> None:
-        """Keep the first entry of ``_finishing`` that of a row: those of rows that left, or joined anew, are stale."""
+    def _settle_next_finish(self) -> None:
+        """Let go of stale entries, those of rows that left or joined anew, until the first one is a row's."""
         finishing = self._finishing
-        while finishing:
+        while self._stale and finishing:
             sequence = self._rows.get(finishing[0] & _SLOT)
             if sequence is not None and sequence.finish_step == finishing[0] >> _SLOT_BITS:
                 break
             heappop(finishing)
+            self._stale -= 1
+        self.next_finish = finishing[0] >> _SLOT_BITS if finishing else _NEVER
 
     def advance(self, steps: int) -> list[Sequence]:
         """Make ``steps`` steps. The rows whose last token came with the last one, in order of arrival: they leave."""
         self.step = step = self.step + steps
         self.context += steps * self.count
-        finishing = self._finishing
-        if finishing[0] >> _SLOT_BITS > step:
-            return []
-        rows = self._rows
         finished: list[Sequence] = []
-        while finishing:
-            entry = finishing[0]
-            sequence = rows.get(entry & _SLOT)
-            if sequence is not None and sequence.finish_step == entry >> _SLOT_BITS:
-                if sequence.finish_step > step:
-                    break
-                sequence.generated = sequence.output_limit
-                self._drop(sequence)
-                finished.append(sequence)
-            heappop(finishing)
+        while self.next_finish == step:
+            sequence = self._rows[heappop(self._finishing) & _SLOT]
+            sequence.generated = sequence.output_limit
+            self._drop(sequence)
+            finished.append(sequence)
+            if self._stale:
+                self._settle_next_finish()
+            else:
+                finishing = self._finishing
+                self.next_finish = finishing[0] >> _SLOT_BITS if finishing else _NEVER
         if len(finished) > 1:
             finished.sort(key=lambda sequence: sequence.request.id)
         return finished
 
     def steps_to_finish(self) -> int:
         """Steps until the next row ends; there must be a row."""
-        return (self._finishing[0] >> _SLOT_BITS) - self.step
+        return self.next_finish - self.step
 
     def longest(self) -> int:
         """Cached tokens of the longest row, 0 without rows."""

@@ -110,7 +110,9 @@ class PrefixState(State):
         # What comes free first is taken first, and vLLM frees in the order of its running rows.
         if len(ended) > 1:
             ended = sorted(ended, key=self.places(ended).__getitem__)
-        super().release(ended)
+        for sequence in ended:
+            self.give_blocks(sequence)
+            self.dismiss(sequence)
 
     def _cached_chain(self, sequence: Sequence) -> list[Block]:
         """The longest chain of known blocks. The last token is computed in any case: it gives the next one."""

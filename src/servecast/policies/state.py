@@ -68,8 +68,13 @@ class State:
     def admit(self, sequence: Sequence, now: float, found: int, computed: int) -> int:
         """Give a sequence a slot and the blocks of its first ``computed`` tokens, ``found`` of them from the cache; the
         free blocks that costs."""
-        self.seat(sequence, now)
+        slots = self._slots
+        running = self.running
         pool = self.pool
+        sequence.slot = slots.pop() if slots else len(running)
+        running[sequence] = None
+        if sequence.scheduled_s is None:
+            sequence.scheduled_s = now
         sequence.blocks = blocks = -(-computed // pool.block_size)
         pool.held += blocks
         return blocks
@@ -100,7 +105,7 @@ class State:
 
     def take_for_decoding(self, blocks: int) -> None:
         """Take the blocks of decode rows."""
-        self.pool.take(blocks)
+        self.pool.held += blocks
 
     def give_blocks(self, sequence: Sequence) -> None:
         """Give back all that a sequence with ``computed`` tokens up to date holds."""
@@ -137,12 +142,16 @@ class State:
     def commit(self, batch: Batch, iterations: int, now: float) -> list[Sequence]:
         """Book ``iterations`` of ``batch``, the last ending at ``now``; the sequences that ended, as they arrived."""
         decoding = self.decoding
+        pool = self.pool
         if decoding.count:
-            self.take_for_decoding(decoding.blocks_needed(iterations))
+            blocks = decoding.blocks_needed(iterations)
+            if blocks:
+                self.take_for_decoding(blocks)
             finished = decoding.advance(iterations)
         else:
             finished = []
-        self.blocks_in_use = self.pool.held
+        self.blocks_in_use = pool.held
+        assert pool.held <= pool.total, f"{pool.held} KV blocks held of {pool.total}"
         if batch.prefill:
             self._prefill(batch, now, finished)
         if self.ahead:
@@ -160,9 +169,10 @@ class State:
 
     def release(self, ended: list[Sequence]) -> None:
         """Take back seats and blocks of rows that have ended."""
-        give, running, slots = self.give_blocks, self.running, self._slots
+        pool, running, slots = self.pool, self.running, self._slots
+        size = pool.block_size
         for sequence in ended:
-            give(sequence)
+            pool.held -= -(-sequence.computed // size)
             del running[sequence]
             slots.append(sequence.slot)
 
