@@ -169,10 +169,11 @@ class _Replica:
         run, commit, log = self.executor.run, state.commit, self.decisions.rows
         ahead, inbox = state.ahead, self.inbox
         now = seen = 0.0
+        instant = SAME_INSTANT_S
         until_flush = _FLUSH_EVERY
         while now < horizon:
             sends = next_send()
-            while sends <= now + SAME_INSTANT_S:
+            while sends <= now + instant:
                 if sends > now:
                     now = sends
                 sends = self._receive(now)
@@ -187,7 +188,7 @@ class _Replica:
             else:
                 decision = schedule(now, state)
             if type(decision) is Batch:
-                durations = run(decision, sends - now if decision.interruptible else math.inf)
+                durations = run(decision, sends - now) if decision.interruptible else run(decision)
                 end = now + durations.total
                 if end > horizon:
                     whole = _cut(durations, horizon - now)
