@@ -141,6 +141,18 @@ def progress(name: str) -> Iterator[Callable[[Progress], None]]:
         yield made
 
 
+@contextmanager
+def busy(doing: str) -> Iterator[None]:
+    """A spinner on standard error while something takes its time, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(doing):
+        yield
+
+
 def plain(value: object) -> str:
     """A value as people read it: no digits that mean nothing, true and false as in the file."""
     if isinstance(value, bool):
