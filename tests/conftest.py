@@ -1,4 +1,11 @@
-"""Property tests: quick and reproducible by default; ``pytest --hypothesis-profile=thorough`` searches for long."""
+"""Property tests: quick and reproducible by default; ``pytest --hypothesis-profile=thorough`` searches for long.
+
+One thread computes: two of them, on two cores beside another worker, wait for each other.
+"""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything loads torch or a BLAS
 
 from hypothesis import settings
 

@@ -86,6 +86,18 @@ def test_the_roofs_and_the_noise_stand_beside_it(calibration):
     assert any("noise floor" in table.columns for table in report.tables)
 
 
+def test_memory_is_measured_not_computed_and_says_where(calibration):
+    # CAL-13: counted from the tensors on the device, they agree with what the catalogue computes.
+    found, folder, _ = calibration
+    memory = profiles.load(folder / "mine.yaml").memory_bytes
+    assert memory == pytest.approx(found.facts["memory"])
+    assert memory["weights"] == SPEC.weight_bytes()
+    assert memory["kv_per_token"] == SPEC.kv_bytes_per_token()
+    assert found.profile.provenance.source
+    assert found.profile.provenance.files == ("mine.steps.csv",)
+    assert found.facts["machine"]["processor"]
+
+
 def test_figures_are_drawn(calibration):
     from servecast.validation import figures
 
@@ -191,6 +203,44 @@ def test_cut_layers_are_scaled_up(tmp_path, monkeypatch):
             steps = calibrate._Steps(model, calibrate.allocated(model, 4, 64), asked)
         assert len(model.layers) == layers
         assert steps.time(grid.Point(((32, 1),) * 4), np.inf).seconds == pytest.approx(17e-3)
+
+
+def layered(monkeypatch, each):
+    """Every step of n layers takes 1 ms and ``each`` (n) more."""
+
+    def measured(step, now, **options):
+        seconds = 1e-3 + each(len(step.__closure__[0].cell_contents.model.layers))
+        return Timing(seconds, 3, 1, seconds, seconds, 0.0)
+
+    monkeypatch.setattr(calibrate, "measure", measured)
+
+
+def test_cut_layers_are_checked_at_full_depth(tmp_path, monkeypatch):
+    layered(monkeypatch, lambda n: 2e-3 * n)
+    found = calibrate.calibrate(request(tmp_path, layers=1, rounds=1))
+    assert found.facts["layers_scaled"] == {"decode": pytest.approx(0), "prefill": pytest.approx(0)}
+    assert any("1 of 2 layers computed" in note for note in found.profile.notes)
+    assert any("checked at full depth: decode" in note for note in found.profile.notes)
+
+
+def test_cut_layers_that_fit_a_cache_are_refused(tmp_path, monkeypatch):
+    layered(monkeypatch, lambda n: 1e-3 if n == 1 else 2e-3 * n)
+    with pytest.raises(InputError, match=r"--layers: 1 of 2 layers scaled up are -40% off a step at full depth"):
+        calibrate.calibrate(request(tmp_path, layers=1))
+    assert not list(tmp_path.iterdir())
+
+
+def test_cut_layers_of_a_model_that_memory_does_not_hold_are_not_checked(tmp_path, monkeypatch):
+    def full(model, dtype, device, place, layers=None):
+        if layers is None:
+            raise InputError(place, "too large")
+        return 1 << 30
+
+    layered(monkeypatch, lambda n: 2e-3 * n)
+    monkeypatch.setattr(machine, "require_room", full)
+    found = calibrate.calibrate(request(tmp_path, layers=1, rounds=1))
+    assert found.facts["layers_scaled"] is None
+    assert any("unchecked: memory does not hold all layers" in note for note in found.profile.notes)
 
 
 def synthetic(noise=0.0, seed=0):

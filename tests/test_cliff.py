@@ -1,6 +1,7 @@
 """The memory cliff: forecast, and found by really running out."""
 
 import dataclasses
+import resource
 
 import pytest
 
@@ -15,9 +16,10 @@ SPEC = dataclasses.replace(catalogue.model("tiny"), dtype="fp32")
 LOAD = cliff.Load(SPEC, "cpu", "fp32", prompt=200, output=56, limit_bytes=40_000_000)
 
 
-def test_the_forecast_is_exact_or_off_by_one_and_its_bytes_within_5_percent():
+@pytest.mark.parametrize("policy", ["static", "padded"])
+def test_the_forecast_is_exact_or_off_by_one_and_its_bytes_within_5_percent(policy):
     told = []
-    found = cliff.cliff(LOAD, told.append)
+    found = cliff.cliff(dataclasses.replace(LOAD, policy=policy), told.append)
     assert abs(found.predicted_rows - found.found_rows) <= 1
     assert abs(found.bytes_error) < 0.05
     assert found.predicted_bytes <= LOAD.limit_bytes
@@ -43,6 +45,29 @@ def test_another_failure_is_not_taken_for_want_of_memory(monkeypatch):
         InputError, match="cliff: a batch of 3 rows failed for another reason than memory: a kernel failed"
     ):
         cliff.tried(LOAD, 3)
+
+
+class Pipe:
+    def __init__(self):
+        self.sent = []
+
+    def send(self, told):
+        self.sent.append(told)
+
+
+@pytest.mark.parametrize("policy", ["static", "padded"])
+def test_what_a_child_says(policy):
+    load = dataclasses.replace(LOAD, policy=policy)
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    pipe = Pipe()
+    for rows in (4, 5000):
+        try:
+            cliff._child(load, rows, pipe)
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, limits)
+    [(fitted, _), refused] = pipe.sent
+    assert fitted
+    assert refused == (False, None)
 
 
 def test_a_child_that_a_signal_ends_is_out_of_memory(monkeypatch):

@@ -224,6 +224,7 @@ def test_any_limits_make_a_grid(limits):
     kinds = {bool(point.shape.prefill_rows) for point in points}
     assert kinds == {True, False}
     assert np.all([point.shape.max_context <= limits.length for point in points])
+    assert np.all([len(point.rows) <= limits.rows for point in points])
 
 
 @pytest.mark.gpu

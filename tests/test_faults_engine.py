@@ -7,6 +7,8 @@ Identifiers are those of the list of faults the project keeps.
 from __future__ import annotations
 
 import math
+import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from servecast.kvcache import BlockPool
 from servecast.policies import Continuous, Padded, Static
 from servecast.policies.decoding import DecodeRows
 from servecast.requests import Request, Sequence, Status
-from servecast.workload.clients import ClosedLoop, LengthColumns
+from servecast.workload.clients import ClosedLoop, LengthColumns, OpenLoop
 
 
 def close(actual, expected):
@@ -73,6 +75,21 @@ def test_LIV_10_running_requests_get_their_token_before_any_new_prompt():
 def test_LIV_16_a_head_that_can_never_fit_does_not_block_the_queue():
     run = serve([(0, 33, 1), (0, 10, 1)], Continuous(), cap=2)
     assert run.requests["status"].tolist() == [Status.REJECTED, Status.COMPLETED]
+
+
+def test_sequences_that_preempt_each_other_for_ever_end_in_an_error():
+    """Prompts admitted chunk by chunk, by priority, without the blocks for the rest: by vLLM's rules nobody gets through."""
+    rng = random.Random(0)
+    n = rng.randint(4, 23)
+    load = columns((0.0, rng.randint(60, 180), rng.randint(1, 20)) for _ in range(n))
+    load = replace(load, priority=np.array([rng.randint(0, 2) for _ in range(n)]))
+    policy = Continuous(
+        8, 64, long_prefill_token_threshold=10, scheduling_policy="priority", scheduler_reserve_full_isl=False
+    )
+    with pytest.raises(InputError, match="take each other's KV blocks for ever"):
+        serve([], policy, cap=12, client=OpenLoop(load), max_model_len=192)
+    served = serve([], replace(policy, scheduler_reserve_full_isl=True), cap=12, client=OpenLoop(load))
+    assert (served.requests["status"] == Status.COMPLETED).all()
 
 
 def test_MET_01_one_output_token():

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from servecast.errors import InputError
+from servecast.requests import Status
 from servecast.scenario import check
 from servecast.validation import compare
 from servecast.validation import plan as plans
@@ -143,6 +144,24 @@ def test_a_drift_makes_a_run_inconclusive_after_its_tries(folder, monkeypatch):
     assert case.tries == 3
     assert case.drift == pytest.approx(0.3)
     assert {c.verdict for c in case.comparisons} == {compare.UNCLEAR}
+
+
+def test_a_batch_that_outgrows_the_memory_crashes_in_both(folder):
+    data = yaml.safe_load((folder / "plan.yaml").read_text()) | {"loads": []}
+    # A page of this model holds 32 tokens: so does a block.
+    data["scenario"]["engine"] = {"max_model_len": 96, "block_size": 32, "kv_blocks": 6, "restart_s": 1}
+    data["scenario"]["policies"] = data["scenario"]["policies"][:1]
+    plan = folder / "tight.yaml"
+    plan.write_text(yaml.safe_dump(data))
+    found = validate(plan, "cpu")
+    [case] = found.cases
+    lost = case.simulated.requests["status"] == Status.OOM
+    assert 0 < lost.sum() < len(lost)
+    for executed in case.executed:
+        assert np.array_equal(executed.run.requests["status"], case.simulated.requests["status"])
+        assert [e.requests for e in executed.run.oom] == [e.requests for e in case.simulated.oom]
+    runs_table = write.tables(found)[3]
+    assert runs_table.rows[0][runs_table.columns.index("lost simulated")] == str(lost.sum())
 
 
 def test_drift_is_the_largest_deviation_with_its_sign():

@@ -13,6 +13,7 @@ from servecast.errors import InputError
 if TYPE_CHECKING:
     from servecast.device.calibrate import Calibration, Progress
     from servecast.device.grid import Limits
+    from servecast.validation.execute import OnDevice
 
 EXIT_MISSED = 1
 
@@ -116,7 +117,7 @@ def cliff(
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of every prompt.")],
     output: Annotated[int, typer.Option(min=1, help="Tokens of every answer.")],
     memory_gb: Annotated[float, typer.Option(help="Memory limit [GB], beside the process itself.")],
-    policy: Annotated[str, typer.Option(help="padded.")] = "padded",
+    policy: Annotated[str, typer.Option(help="static or padded.")] = "padded",
     dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32, if not the model's.")] = None,
 ) -> None:
     """Forecast the largest batch that fits into memory, then find it by running out.
@@ -125,8 +126,8 @@ def cliff(
 
         servecast cliff --model cpu-small --device cpu --prompt 128 --output 64 --memory-gb 0.2
     """
-    if policy != "padded":
-        raise InputError("--policy", f"{policy!r} has no such cliff here: use padded")
+    if policy not in ("static", "padded"):
+        raise InputError("--policy", f"{policy!r} has no cliff, it preempts or is unknown: use static or padded")
     if not memory_gb > 0:
         raise InputError("--memory-gb", f"{memory_gb:g} must be > 0")
     module = _device_module("cliff")
@@ -134,7 +135,7 @@ def cliff(
     from servecast.specs import catalogue
 
     spec = catalogue.model(model)
-    load = module.Load(spec, device, dtype or spec.dtype, prompt, output, round(memory_gb * 1e9))
+    load = module.Load(spec, device, dtype or spec.dtype, prompt, output, round(memory_gb * 1e9), policy=policy)
     found = module.cliff(load, lambda made: _say(f"{made.rows} rows: {'fits' if made.fitted else 'out of memory'}"))
     heads = ("", "rows", "forecast [MB]", "measured [MB]", "error")
     measured = "-" if found.measured_bytes is None else f"{found.measured_bytes / 1e6:.1f}"
@@ -143,7 +144,20 @@ def cliff(
         ("forecast", str(found.predicted_rows), f"{found.predicted_bytes / 1e6:.1f}", "", ""),
         ("found by running", str(found.found_rows), f"{found.bytes_at_found / 1e6:.1f}", measured, error),
     ]
-    terminal.print_table(f"{model}, padded, {prompt} + {output} tokens in {memory_gb:g} GB on {device}", heads, rows)
+    terminal.print_table(f"{model}, {policy}, {prompt} + {output} tokens in {memory_gb:g} GB on {device}", heads, rows)
+
+
+def executing(device: str, jobs: int) -> OnDevice:
+    """The device that `servecast run --execute` names.
+
+    Raises InputError where it, or torch, is not there, and for several jobs, which would disturb each other's times.
+    """
+    if jobs != 1:
+        raise InputError("--jobs", f"{jobs} runs at a time on one device would disturb each other's times: use 1")
+    _device_module("executor")
+    from servecast.validation.execute import OnDevice
+
+    return OnDevice(device)
 
 
 def _device_module(name: str) -> Any:

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import simpy
 
-from servecast.batch import DECISION_COLUMNS, Batch, OutOfMemory, Wait
+from servecast.batch import DECISION_COLUMNS, Batch, OutOfMemory, Tally, Wait
 from servecast.errors import InputError
-from servecast.executor import SAME_INSTANT_S, Affine, Measured
+from servecast.executor import SAME_INSTANT_S, Affine, Measured, RanOutError
 from servecast.log import Log
 from servecast.requests import Request, Sequence, Status
 
@@ -56,6 +56,8 @@ REQUEST_COLUMNS = (
 )
 #: Up to here a clock in double precision tells milliseconds apart to 1e-5 of themselves.
 LATEST_S = 1e8
+#: Preemptions without a token in between after which there will never be one.
+_MOST_FRUITLESS = 10_000
 _FLUSH_EVERY = 512
 _nan = math.nan
 _COMPLETED = int(Status.COMPLETED)  # converts faster than the enumeration
@@ -117,11 +119,11 @@ def replay(
     """
     assert max_model_len <= pool.total * pool.block_size, (max_model_len, pool.total)
     environment = simpy.Environment()
-    replica = _Replica(environment, client, policy, executor, pool, max_model_len, activation_blocks)
+    replica = Replica(client, policy, executor, pool, max_model_len, activation_blocks)
     replica.restart_s = restart_s
     replica.horizon_s = horizon_s
     replica.progress = progress
-    environment.process(replica.serve())
+    environment.process(replica.serve(environment))
     collecting = gc.isenabled()
     gc.disable()  # nothing made in a run is cyclic, and looking for cycles among a million rows takes 5 % of the time
     try:
@@ -132,12 +134,11 @@ def replay(
     return replica.result()
 
 
-class _Replica:
+class Replica:
     """One engine: its state, its clock, and the tables it writes."""
 
     def __init__(
         self,
-        environment: simpy.Environment,
         client: Client,
         policy: Policy,
         executor: Executor,
@@ -145,7 +146,6 @@ class _Replica:
         max_model_len: int,
         activation_blocks: Callable[[int], int],
     ) -> None:
-        self.environment = environment
         self.client = client
         self.policy = policy
         self.executor = executor
@@ -161,11 +161,13 @@ class _Replica:
         self.decisions = Log(DECISION_COLUMNS)
         self.oom: list[OutOfMemory] = []
         self.ended = 0
+        self._progress = (0, 0)
+        self._fruitless = 0
 
-    def serve(self) -> Generator[simpy.Event, None, None]:
+    def serve(self, environment: simpy.Environment) -> Generator[simpy.Event, None, None]:
         """The loop. What it touches at each decision is kept at hand: this is where a run spends its time."""
         state, horizon = self.state, self.horizon_s
-        timeout, next_send, schedule = self.environment.timeout, self.client.next_send, self.policy.schedule
+        timeout, next_send, schedule = environment.timeout, self.client.next_send, self.policy.schedule
         run, commit, log = self.executor.run, state.commit, self.decisions.rows
         ahead, inbox = state.ahead, self.inbox
         now = seen = 0.0
@@ -188,10 +190,16 @@ class _Replica:
             else:
                 decision = schedule(now, state)
             if type(decision) is Batch:
-                durations = run(decision, sends - now) if decision.interruptible else run(decision)
+                try:
+                    durations = run(decision, sends - now) if decision.interruptible else run(decision)
+                except RanOutError as ran_out:
+                    seen = min(self._crash(ran_out, now), horizon)
+                    yield timeout(seen - now)
+                    now = seen
+                    continue
                 end = now + durations.total
                 if end > horizon:
-                    whole = _cut(durations, horizon - now)
+                    whole = cut(durations, horizon - now)
                     if whole is None:
                         now = horizon
                         break
@@ -293,16 +301,33 @@ class _Replica:
             )
 
     def _flush(self) -> None:
+        self._watch()
         self.requests.flush()
         self.decisions.flush()
         if self.progress is not None:
             self.progress(self.ended)
 
-    def _crash(self, event: OutOfMemory, now: float) -> float:
-        """Lose what runs; when the engine is up again [s]."""
-        for sequence in self.state.crash():
+    def _watch(self) -> None:
+        """Sequences may preempt each other for ever, as they may in vLLM; a simulation must end."""
+        progress = (self.ended, self.state.decoding.step)
+        if progress != self._progress:
+            self._progress, self._fruitless = progress, 0
+        self._fruitless += sum(counts[Tally._fields.index("preempted")] for counts in self.decisions.rows[2::4])
+        if self._fruitless > _MOST_FRUITLESS:
+            raise InputError(
+                "scheduler",
+                f"{self._fruitless} preemptions without a token: sequences take each other's KV blocks for ever; "
+                "give more blocks, fewer sequences, or scheduler_reserve_full_isl: true",
+            )
+
+    def _crash(self, event: OutOfMemory | RanOutError, now: float) -> float:
+        """Lose what runs, as the policy foresaw or a device found out; when the engine is up again [s]."""
+        lost = self.state.crash()
+        for sequence in lost:
             self._record(sequence, Status.OOM, _nan)
             self.client.failed(sequence.request, now)
+        if isinstance(event, RanOutError):
+            event = OutOfMemory(now, len(lost), event.wanted_bytes, event.available_bytes)
         self.oom.append(event)
         return now + self.restart_s
 
@@ -346,7 +371,7 @@ class _Replica:
         )
 
 
-def _cut(durations: Durations, time: float) -> Durations | None:
+def cut(durations: Durations, time: float) -> Durations | None:
     """The iterations that end at or before ``time`` [s] from their start; None if none does."""
     count = durations.ended_by(time)
     if not count:

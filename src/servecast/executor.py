@@ -127,7 +127,19 @@ class Executor(Protocol):
 
     def run(self, batch: Batch, until: float = math.inf) -> Durations:
         """How long consecutive iterations of an unchanged batch take: at least one, at most ``batch.iterations``; stops
-        after the first iteration that ends ``until`` [s] from now, or later."""
+        after the first iteration that ends ``until`` [s] from now, or later.
+
+        Raises RanOutError where a device has no memory for the first of them; before a later one it stops.
+        """
+
+
+class RanOutError(Exception):
+    """A device has no memory for a batch's next step: ``wanted_bytes`` of ``available_bytes``. The engine crashes."""
+
+    def __init__(self, wanted_bytes: float, available_bytes: float) -> None:
+        super().__init__(wanted_bytes, available_bytes)
+        self.wanted_bytes = wanted_bytes
+        self.available_bytes = available_bytes
 
 
 class PricedSteps(Protocol):

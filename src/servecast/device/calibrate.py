@@ -10,8 +10,9 @@ again to show it. What is fitted is each step's median over the rounds. The *noi
 a round's time of a step over the median of its other rounds, less one.
 
 A model too deep for the device or for the time can be cut to fewer layers: a step then takes what it takes without
-layers plus the rest scaled up, ``t = t_0 + (t_n - t_0) layers / n``. Where few layers
-fit a cache that all do not, that is too little: one layer of four, on a CPU, gave up to 40 % less than the whole.
+layers plus the rest scaled up, ``t = t_0 + (t_n - t_0) layers / n``. Where few layers fit a cache that all do not, that
+is too little: one layer of four, on a CPU, gave up to 40 % less than the whole. So where memory holds the whole model,
+a decode step and a prompt are timed at full depth first, and a cut that is more than 10 % off is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from servecast.cost.model import REGIMES, regime
 from servecast.cost.profile import Coefficient, LeftOut, Provenance, Tables, TabulatedProfile, rounded, save
 from servecast.device import footprint, grid, machine
 from servecast.device.ceilings import ceilings
-from servecast.device.executor import allocated, out_of_memory
+from servecast.device.executor import allocated
+from servecast.device.limit import out_of_memory
 from servecast.device.model import DTYPES, Transformer, refuse_unsupported, transformer
 from servecast.device.serving import Padded, Ragged
 from servecast.device.timing import Timing, clock, measure, open_device
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
 ROUNDS = 4
 REFERENCE_EVERY = 20
 FEWEST = 24  # what a fit takes at least
+LAYERS_OFF = 0.10  # of a step at full depth, beyond which cut layers do not stand for all
 DRIFT = 0.10  # of the reference step, beyond which a run tells little
 _CEILINGS_SHARE = 0.1  # of the budget
 
@@ -116,13 +119,18 @@ def calibrate(request: Request, progress: Callable[[Progress], None] = lambda pr
     spec = machine.spec_of(device, request.entry)
     dtype = request.dtype or request.model.dtype
     _check(request, device, dtype)
-    limits = _fitting_limits(request, device, spec, dtype)
+    limits = _fitting_limits(request, device, dtype)
     files = _Files(request.output)
     facts = files.begin(_identity(request, dtype, spec, limits), machine.described(device))
     with torch.inference_mode():
         model = _built(request, device, dtype, limits)
         steps = _Steps(model, allocated(model, limits.rows, limits.length), request)
         if "ceilings" not in facts:
+            try:
+                facts["layers_scaled"] = _layers_scaled(request, device, dtype, steps, limits, deadline)
+            except InputError:
+                files.discard()  # nothing is measured yet, and another cut must find no unfinished one
+                raise
             roofs = ceilings(device, DTYPES[dtype], begun + _CEILINGS_SHARE * request.budget_s)
             facts["ceilings"] = roofs._asdict()
             facts["memory"] = _memory(model, steps, limits, request.model)
@@ -134,9 +142,7 @@ def calibrate(request: Request, progress: Callable[[Progress], None] = lambda pr
 
 
 def _check(request: Request, device: torch.device, dtype: str) -> None:
-    allowed = ("bf16", "fp16") if device.type == "cuda" else ("bf16", "fp32")
-    if dtype not in allowed:
-        raise InputError("--dtype", f"{dtype} is not computed on {device.type}: use {' or '.join(allowed)}")
+    machine.refuse_dtype(dtype, device, "--dtype")
     if request.layers is not None and not 0 < request.layers <= request.model.layers:
         raise InputError(
             "--layers", f"{request.layers} is outside 1 to {request.model.layers}, the layers of {request.model.name}"
@@ -145,28 +151,20 @@ def _check(request: Request, device: torch.device, dtype: str) -> None:
         raise InputError("--budget-s", f"{request.budget_s:g} must be > 0; 60 does for a small model on a CPU")
 
 
-def _fitting_limits(request: Request, device: torch.device, spec: DeviceSpec, dtype: str) -> Limits:
+def _fitting_limits(request: Request, device: torch.device, dtype: str) -> Limits:
     """Limits asked for, or defaults cut to what memory holds beside the weights.
 
     Raises InputError where the weights alone do not fit.
     """
     model = replace(request.model, dtype=dtype, weight_dtype=None)
     layers = request.layers or model.layers
-    free = machine.memory_bytes(device, spec)
-    tables = (1 if model.tied_embeddings else 2) * model.vocab_table_bytes()
-    weights = tables + (model.weight_bytes() - tables) * layers / model.layers
-    if weights > 0.9 * free:
-        raise InputError(
-            "--model",
-            f"the weights of {model.name} ({layers} layers, {dtype}) take {weights / 1e9:.2f} GB, {request.device} has "
-            f"{free / 1e9:.2f} GB free: use fewer --layers, a smaller model, or a device with more memory",
-        )
+    room = machine.require_room(request.model, dtype, device, "--model", layers)
     if request.limits is not None:
         return request.limits
     longest = min(model.max_position or 1 << 20, 8192 if device.type == "cuda" else 1024)
     rows, tokens = (256, 8192) if device.type == "cuda" else (32, 2048)
     per_token = model.kv_bytes_per_token() * layers / model.layers
-    while rows > 1 and rows * longest * per_token > 0.6 * (free - weights):
+    while rows > 2 and rows * longest * per_token > 0.6 * room:
         if longest > 2048:
             longest //= 2
         else:
@@ -199,6 +197,38 @@ def _identity(request: Request, dtype: str, spec: DeviceSpec, limits: Limits) ->
         "rounds": request.rounds,
         "seed": request.seed,
     }
+
+
+def _layers_scaled(
+    request: Request, device: torch.device, dtype: str, steps: _Steps, limits: Limits, deadline: float
+) -> dict[str, float] | None:
+    """Scaled-up time over that at full depth, less 1, of a decode step and a prompt; None without a cut, or without the
+    memory for all layers.
+
+    Raises InputError where the cut is too far off.
+    """
+    if steps.scale == 1:
+        return None
+    try:
+        machine.require_room(request.model, dtype, device, "--model")
+        whole = transformer(request.model, device, dtype, max_positions=limits.length, seed=request.seed)
+        cache = allocated(whole, limits.rows, limits.length)
+    except InputError:
+        return None  # the reason to cut it
+    full = Ragged(whole, cache, graphs=request.graphs)
+    prompt = grid.Point(((0, min(limits.length, limits.tokens)),))
+    found = {}
+    for name, point in (("decode", grid.reference(limits)), ("prefill", prompt)):
+        taken = measure(steps.step(full, point), steps.now, warm_up=steps.warm_up, deadline=deadline).seconds
+        found[name] = steps.time(point, deadline).seconds / taken - 1
+    worst = max(found.values(), key=abs)
+    if abs(worst) > LAYERS_OFF:
+        raise InputError(
+            "--layers",
+            f"{request.layers} of {request.model.layers} layers scaled up are {worst:+.0%} off a step at full depth, "
+            f"more than {LAYERS_OFF:.0%}: give more, or leave --layers out (memory holds them all)",
+        )
+    return found
 
 
 # --- measuring ------------------------------------------------------------------------------------------------------
@@ -332,7 +362,7 @@ def _memory(model: Transformer, steps: _Steps, limits: Limits, spec: ModelSpec) 
     found = activations(steps.ragged, limits)
     facts = {
         "weights": float(model.weight_bytes()),
-        "kv_per_token": spec.kv_bytes_per_token() * model.dtype.itemsize / (4 if spec.dtype == "fp32" else 2),
+        "kv_per_token": steps.cache.bytes() / steps.cache.keys[0].shape[:2].numel() * spec.layers / len(model.layers),
         "activations_per_token": found.token,
         "activations_per_row": found.row,
     }
@@ -421,6 +451,11 @@ class _Files:
         """Append one measured step; it is on disk when this returns."""
         with self._written(self.steps), self.steps.open("a", encoding="utf-8", newline="") as file:
             csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(row)
+
+    def discard(self) -> None:
+        """Remove what `begin` has written."""
+        self.steps.unlink()
+        self.facts.unlink()
 
     def done(self) -> set[tuple[str, int]]:
         """Label and round of the rows that are there. A last row cut short by a crash is taken off."""
@@ -568,6 +603,11 @@ def _notes(request: Request, found: whole_steps.WholeSteps, facts: dict[str, Any
     ):
         yield f"{name} takes {value:.4g} s a {unit} (90 % interval {low:.4g} to {high:.4g})"
     yield f"measured in {dtype}, {facts['identity']['layers']} of {request.model.layers} layers computed"
+    if facts.get("layers_scaled"):
+        told = ", ".join(f"{kind} {off:+.1%}" for kind, off in facts["layers_scaled"].items())
+        yield f"the rest scaled up, checked at full depth: {told}"
+    elif facts["identity"]["layers"] != request.model.layers:
+        yield "the rest scaled up, unchecked: memory does not hold all layers"
     if facts["noise"]["median"] is not None:
         median, p95 = facts["noise"]["median"], facts["noise"]["p95"]
         yield f"noise floor, the device against itself: {median:.2%} median, {p95:.2%} p95"

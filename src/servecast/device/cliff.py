@@ -1,30 +1,30 @@
-"""The largest padded batch that fits into a memory limit: forecast, and found by running out.
+"""The largest static or padded batch that fits into a memory limit: forecast, and found by running out.
+
+All rows are of one length, so that both policies hold and compute the same; only the kernels differ.
 
 Forecast: weights + rows x (prompt + output) x KV bytes a token + peak activations of the prefill of all of them, the
 activations extrapolated from small steps (`footprint`). Found: bisection over the rows, each try in a process of its
 own, so that a failure cannot poison the next. A try builds the model and its cache, prefills, and decodes once at the
 full context: the most that the batch will ever hold.
 
-On a CPU the limit is one on the address space beyond what the process has when it begins (`RLIMIT_AS`), and the
-allocation really fails; memory that is given back is really gone (a low mmap threshold), and a child ended by a signal
-counts as out of memory. On CUDA the limit is a share of the device (`torch.cuda.set_per_process_memory_fraction`), and
-the error that of its allocator.
+On a CPU the limit is one on writable memory beyond what the process has when it begins (`RLIMIT_DATA`; within
+`RLIMIT_AS` glibc still finds room in the arenas of other threads), and the allocation really fails; memory that is
+given back is really gone (`limit`), and a child ended by a signal counts as out of memory. On CUDA the limit is a share
+of the device (`torch.cuda.set_per_process_memory_fraction`), and the error that of its allocator.
 """
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import resource
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from servecast.device import footprint, grid
 from servecast.device.calibrate import activations
-from servecast.device.executor import out_of_memory
+from servecast.device.limit import data_bytes, give_back_freed_memory, out_of_memory, status_bytes
 from servecast.device.model import refuse_unsupported, transformer
 from servecast.device.serving import KVCache, Padded, Ragged
 from servecast.device.timing import open_device
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
     from servecast.specs.model import ModelSpec
 
-_MMAP_THRESHOLD = -3  # mallopt(3), M_MMAP_THRESHOLD
-_MMAP_BYTES = 65536
-
 
 @dataclass(frozen=True)
 class Load:
-    """What each row of the padded batch is, and the memory it may take beside the process itself."""
+    """What each row of the batch is, and the memory it may take beside the process itself.
+
+    policy : ``static`` or ``padded``
+    """
 
     model: ModelSpec
     device: str
@@ -51,6 +51,7 @@ class Load:
     output: int
     limit_bytes: int
     most_rows: int = 4096
+    policy: str = "padded"
 
 
 class Try(NamedTuple):
@@ -106,8 +107,6 @@ def cliff(load: Load, progress: Callable[[Try], None] = lambda made: None) -> Cl
     refuse_unsupported(load.model)
     if load.prompt < 1 or load.output < 1:
         raise InputError("--prompt", f"prompt {load.prompt} and output {load.output} must be at least 1 token each")
-    if load.device.partition(":")[0] == "cpu":
-        _give_back_freed_memory()
     forecast = forecast_of(load)
     predicted = forecast.most(load.limit_bytes, load.most_rows)
     tries: list[Try] = []
@@ -175,6 +174,8 @@ def tried(load: Load, rows: int) -> Try:
     on_cpu = load.device.partition(":")[0] == "cpu"
     # A fork needs no second import of torch; CUDA does not survive one.
     context: Any = multiprocessing.get_context("fork" if on_cpu else "spawn")
+    if on_cpu:
+        give_back_freed_memory()  # here, since the child's peak begins with what it is born with
     ours, theirs = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(load, rows, theirs))
     child.start()
@@ -200,21 +201,28 @@ def _child(load: Load, rows: int, pipe: Connection) -> None:
 
 
 def _run(load: Load, rows: int) -> int | None:
-    """The whole of a padded batch within the limit; its peak bytes."""
+    """The whole of a batch within the limit; its peak bytes."""
     device = open_device(load.device)
     on_cpu = device.type == "cpu"
     before = _limited(load, device)
     model = transformer(load.model, device, load.dtype, max_positions=load.prompt + load.output)
     cache = KVCache(model, rows, load.prompt + load.output)
-    padded = Padded(model, cache)
-    padded.begin([load.prompt] * rows)
     tokens = torch.zeros((rows, load.prompt), dtype=torch.int64, device=device)
-    following = padded.prefill(tokens)
-    del tokens
-    padded.padded = load.prompt + load.output - 1
-    padded.decode(following)
+    last = load.prompt + load.output - 1
+    if load.policy == "padded":
+        padded = Padded(model, cache)
+        padded.begin([load.prompt] * rows)
+        following = padded.prefill(tokens)
+        del tokens
+        padded.padded = last
+        padded.decode(following)
+    else:
+        ragged = Ragged(model, cache, graphs=False)
+        following = ragged.step([grid.Span(row, 0, load.prompt) for row in range(rows)], tokens.flatten())
+        del tokens
+        ragged.step([grid.Span(row, last, 1) for row in range(rows)], following)
     if on_cpu:
-        return _peak_address_space() - before
+        return status_bytes("VmPeak") - before
     torch.cuda.synchronize(device)
     return int(torch.cuda.max_memory_allocated(device))
 
@@ -225,35 +233,7 @@ def _limited(load: Load, device: torch.device) -> int:
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, load.limit_bytes / total), device)
         return 0
-    _give_back_freed_memory()
-    before = _address_space()
+    before, data = status_bytes("VmSize"), data_bytes()
     # The kernel rounds each mapping up to pages and torch aligns: what is beside the tensors stays under a per cent.
-    resource.setrlimit(resource.RLIMIT_AS, (before + load.limit_bytes, before + load.limit_bytes))
+    resource.setrlimit(resource.RLIMIT_DATA, (data + load.limit_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     return before
-
-
-def _give_back_freed_memory() -> None:
-    """From now on what is freed leaves the address space (with glibc): else it would be used again unseen."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(_MMAP_THRESHOLD, _MMAP_BYTES)
-        libc.malloc_trim(0)
-
-
-def _address_space() -> int:
-    return _status("VmSize")
-
-
-def _peak_address_space() -> int:
-    return _status("VmPeak")
-
-
-def _status(field: str) -> int:
-    """A field of /proc/self/status [B]. Raises InputError where there is no such file."""
-    path = Path("/proc/self/status")
-    if not path.is_file():
-        raise InputError("--device", "cpu needs Linux here: /proc/self/status tells the address space")
-    for line in path.read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise InputError("--device", f"/proc/self/status has no {field}: use a Linux machine")

@@ -7,6 +7,7 @@ one rectangle. What is timed is the step: indices, kernels and sampling. Tokens 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING
 
@@ -14,27 +15,44 @@ import numpy as np
 import torch
 
 from servecast.device.grid import Span
+from servecast.device.limit import out_of_memory
 from servecast.device.recorded import stepped
 from servecast.device.serving import KVCache, Padded, Ragged
 from servecast.device.timing import clock
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from servecast.batch import Batch
+    from servecast.device.limit import Limit
     from servecast.device.model import Transformer
     from servecast.executor import Measured
-    from servecast.requests import Sequence
+    from servecast.requests import Sequence as Served
 
 
 class DeviceExecutor:
     """Runs batches of one policy: ``padded`` its kind, ``slots`` the most rows at once, ``max_length`` the longest row.
 
-    ``generated`` has the tokens of each request so far, prompt included, by its id.
+    ``limit``, on a CPU and for closed batches: the cache grows with the batch, and a step may run out of memory.
+    ``tokens`` has those of each request so far, prompt included, by its id.
     """
 
-    def __init__(self, model: Transformer, *, slots: int, max_length: int, padded: bool, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        slots: int,
+        max_length: int,
+        padded: bool,
+        seed: int = 0,
+        limit: Limit | None = None,
+    ) -> None:
         self.model = model
-        self.cache = allocated(model, slots, max_length)
+        self.limit = limit
+        self.longest = max_length
+        held = max_length if limit is None else limit.whole_blocks(max_length)
+        self.cache = allocated(model, slots, held, growing=limit is not None)
         self.padded = Padded(model, self.cache) if padded else None
         self.ragged = Ragged(model, self.cache)
         self.tokens: dict[int, list[int]] = {}
@@ -42,21 +60,39 @@ class DeviceExecutor:
         self._seed = seed
 
     def run(self, batch: Batch, until: float = math.inf) -> Measured:
+        if self.cache.reserved is not None and batch.prefill:
+            self.cache.reserved.release()  # a closed batch prefills once: it is another one
         with torch.inference_mode():
             return self._run_padded(batch, until) if self.padded else self._run_ragged(batch, until)
+
+    @contextlib.contextmanager
+    def _room(self, lengths: Sequence[tuple[int, int]]) -> Iterator[None]:
+        """Memory of one step, whose rows (slot, tokens) end with so many. Raises RanOutError where they do not fit."""
+        limit, reserved = self.limit, self.cache.reserved
+        if limit is None or reserved is None:
+            yield
+            return
+        with limit.room(limit.cache_bytes - reserved.held, reserved.held):
+            reserved.grow([(slot, limit.whole_blocks(tokens)) for slot, tokens in lengths])
+        with limit.room(limit.budget - reserved.held, reserved.held):
+            yield
 
     def warm_up(self) -> None:
         """Run a decode step of every number of rows, and prompts of doubling lengths: a first time costs more."""
         with torch.inference_mode():
+            if self.cache.reserved is not None:
+                self.cache.reserved.grow([(slot, self.longest) for slot in range(self.cache.slots)])
             for _ in range(2):
                 for rows in range(1, self.cache.slots + 1):
                     tokens = torch.zeros(rows, dtype=torch.int64, device=self.model.device)
                     self.ragged.step([Span(slot, 1, 1) for slot in range(rows)], tokens)
                 length = 8
-                while length <= self.cache.max_length:
+                while length <= self.longest:
                     tokens = torch.zeros(length, dtype=torch.int64, device=self.model.device)
                     self.ragged.step([Span(0, 0, length)], tokens)
                     length *= 2
+            if self.cache.reserved is not None:
+                self.cache.reserved.release()
 
     def _run_ragged(self, batch: Batch, until: float) -> Measured:
         rows = list(batch.rows(batch))
@@ -69,9 +105,10 @@ class DeviceExecutor:
         def step() -> float:
             nonlocal spans, inputs
             tokens = torch.tensor(inputs, device=self.model.device)
-            start = self._now()
-            following = self.ragged.step(spans, tokens)
-            seconds = self._now() - start
+            with self._room([(slot, cached + new) for slot, cached, new in spans]):
+                start = self._now()
+                following = self.ragged.step(spans, tokens)
+                seconds = self._now() - start
             inputs = following.tolist()
             for history, sampled, token in zip(histories, samples, inputs, strict=True):
                 if sampled:
@@ -99,16 +136,18 @@ class DeviceExecutor:
 
         def step() -> float:
             nonlocal inputs
-            start = self._now()
-            inputs = padded.prefill(inputs) if inputs.ndim == 2 else padded.decode(inputs)
-            seconds = self._now() - start
+            upto = inputs.shape[1] if inputs.ndim == 2 else padded.padded + 1
+            with self._room([(row, upto) for row in range(len(rows))]):
+                start = self._now()
+                inputs = padded.prefill(inputs) if inputs.ndim == 2 else padded.decode(inputs)
+                seconds = self._now() - start
             for history, token in zip(histories, inputs.tolist(), strict=True):
                 history.append(token)  # a finished row goes on: that is what padding wastes
             return seconds
 
         return stepped(step, batch.iterations, until)
 
-    def _history(self, sequence: Sequence) -> list[int]:
+    def _history(self, sequence: Served) -> list[int]:
         """Prompt and generated tokens of a request; its prompt is drawn when it is first seen."""
         request = sequence.request
         history = self.tokens.get(request.id)
@@ -118,12 +157,12 @@ class DeviceExecutor:
         return history
 
 
-def allocated(model: Transformer, slots: int, max_length: int) -> KVCache:
+def allocated(model: Transformer, slots: int, max_length: int, growing: bool = False) -> KVCache:
     """A KV cache, or one line on why it cannot be had."""
     try:
-        return KVCache(model, slots, max_length)
-    except (torch.OutOfMemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
+        return KVCache(model, slots, max_length, growing)
+    except (RuntimeError, OSError) as error:
+        if not isinstance(error, OSError) and not out_of_memory(error):
             raise
         wanted = slots * max_length * model.spec.kv_bytes_per_token() / 1e9
         raise InputError(
@@ -131,8 +170,3 @@ def allocated(model: Transformer, slots: int, max_length: int) -> KVCache:
             f"no memory for a KV cache of {slots} rows of {max_length} tokens ({wanted:.1f} GB): "
             "use fewer or shorter rows",
         ) from None
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether torch has failed for want of memory: CUDA's own error, or that of the CPU's allocator."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

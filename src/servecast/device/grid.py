@@ -78,7 +78,8 @@ class Point:
 def plan(limits: Limits, held_out: int = 40, seed: int = 0) -> list[Point]:
     """Points to measure, in the order to measure them: each shape once."""
     draw = np.random.default_rng(seed)
-    grid = list(dict.fromkeys([*_grid(limits), *_random(limits, RANDOM, draw, "grid")]))
+    every = dict.fromkeys([*_grid(limits), *_random(limits, RANDOM, draw, "grid")])
+    grid = [point for point in every if len(point.rows) <= limits.rows]
     extremes = [point for point in grid if _extreme(point, grid)]
     rest = [point for point in grid if point not in extremes]
     seen = {point.rows for point in grid}

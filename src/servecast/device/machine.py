@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from servecast.errors import InputError
 
 if TYPE_CHECKING:
     from servecast.specs.device import DeviceSpec
+    from servecast.specs.model import ModelSpec
 
 #: Parts of a GPU's own name, by the device of the catalogue; the first that is found counts.
 _GPU_NAMES = (
@@ -97,6 +99,34 @@ def memory_bytes(device: torch.device, spec: DeviceSpec) -> int:
         return spec.memory_bytes
     lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
     return int(lines["MemAvailable"].split()[0]) * 1024
+
+
+def refuse_dtype(dtype: str, device: torch.device, place: str) -> None:
+    """Raises InputError for a dtype that is not computed on a device."""
+    allowed = ("bf16", "fp16") if device.type == "cuda" else ("bf16", "fp32")
+    if dtype not in allowed:
+        raise InputError(place, f"{dtype} is not computed on {device.type}: use {' or '.join(allowed)}")
+
+
+def require_room(model: ModelSpec, dtype: str, device: torch.device, place: str, layers: int | None = None) -> int:
+    """Bytes that are free beside the weights of a model, or of so many of its layers.
+
+    Raises InputError where the weights alone do not fit.
+    """
+    from servecast.specs import catalogue
+
+    free = memory_bytes(device, catalogue.device("cpu"))
+    model = replace(model, dtype=dtype, weight_dtype=None)
+    computed = layers or model.layers
+    tables = (1 if model.tied_embeddings else 2) * model.vocab_table_bytes()
+    weights = tables + (model.weight_bytes() - tables) * computed / model.layers
+    if weights > 0.9 * free:
+        raise InputError(
+            place,
+            f"the weights of {model.name} ({computed} layers, {dtype}) take {weights / 1e9:.2f} GB, {device} has "
+            f"{free / 1e9:.2f} GB free: use fewer --layers, a smaller model, or a device with more memory",
+        )
+    return int(free - weights)
 
 
 def _processor() -> str:

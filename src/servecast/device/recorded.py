@@ -11,20 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 from servecast.batch import StepShape
 from servecast.errors import InputError
-from servecast.executor import SAME_INSTANT_S, Measured
+from servecast.executor import SAME_INSTANT_S, Measured, RanOutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from servecast.batch import Batch
+    from servecast.batch import Batch, OutOfMemory
 
 
 def stepped(step: Callable[[], float], iterations: int, until: float) -> Measured:
-    """Iterations one by one: all ``iterations``, or up to the first that ends ``until`` [s] from their start."""
+    """Iterations one by one: all ``iterations``, or up to the first that ends ``until`` [s] from their start, or up to
+    one that the device has no memory for. Raises RanOutError if that is the first."""
     taken: list[float] = []
     elapsed = 0.0
     while len(taken) < iterations:
-        taken.append(step())
+        try:
+            taken.append(step())
+        except RanOutError:
+            if not taken:
+                raise
+            break
         elapsed += taken[-1]
         if elapsed >= until - SAME_INSTANT_S:
             break
@@ -32,15 +38,18 @@ def stepped(step: Callable[[], float], iterations: int, until: float) -> Measure
 
 
 class RecordedExecutor:
-    """Durations of the rows of ``decisions``, the log of an executed run (``seconds`` and the fields of its shapes)."""
+    """Durations of the rows of ``decisions``, the log of an executed run (``seconds`` and the fields of its shapes);
+    ``oom`` are its crashes."""
 
-    def __init__(self, decisions: Mapping[str, Any]) -> None:
+    def __init__(self, decisions: Mapping[str, Any], oom: Sequence[OutOfMemory] = ()) -> None:
         self._seconds: list[float] = decisions["seconds"].tolist()
         self._shapes = list(zip(*(decisions[name].tolist() for name in StepShape._fields), strict=True))
         iterations = decisions["iterations"]
         if (iterations != 1).any():
             raise InputError("recorded run", "has rows of several iterations: it is a simulation's log, not a device's")
         self._at = 0
+        #: Each crash with the number of steps before it, the next one last.
+        self._crashes = [(int((decisions["start_s"] < event.time_s).sum()), event) for event in reversed(oom)]
 
     def run(self, batch: Batch, until: float = math.inf) -> Measured:
         shape = batch.shape
@@ -48,6 +57,9 @@ class RecordedExecutor:
         def step() -> float:
             nonlocal shape
             at = self._at
+            if self._crashes and self._crashes[-1][0] == at:
+                _, event = self._crashes[-1]
+                raise RanOutError(event.wanted_bytes, event.available_bytes)
             if at == len(self._seconds) or self._shapes[at] != tuple(shape):
                 logged = "its end" if at == len(self._seconds) else StepShape(*self._shapes[at])
                 raise InputError(
@@ -59,4 +71,8 @@ class RecordedExecutor:
             )
             return self._seconds[at]
 
-        return stepped(step, batch.iterations, until)
+        try:
+            return stepped(step, batch.iterations, until)
+        except RanOutError:
+            self._crashes.pop()
+            raise

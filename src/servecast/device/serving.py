@@ -25,6 +25,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from servecast.device.grid import Span
+from servecast.device.limit import Reserved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,10 +45,21 @@ GRAPH_ROWS = (1, 2, 4, *range(8, 257, 8))
 
 
 class KVCache:
-    """Keys and values of ``slots`` rows of up to ``max_length`` tokens, in ``layers`` layers."""
+    """Keys and values of ``slots`` rows of up to ``max_length`` tokens, in ``layers`` layers.
 
-    def __init__(self, model: Transformer, slots: int, max_length: int) -> None:
+    ``growing``, on a CPU: rows take memory only for the tokens that `Reserved.grow` has made room for.
+    """
+
+    def __init__(self, model: Transformer, slots: int, max_length: int, growing: bool = False) -> None:
         self.slots = slots
+        self.reserved: Reserved | None = None
+        if growing:
+            heads, width = model.spec.kv_heads, model.spec.head_dim
+            self.reserved = Reserved(2 * len(model.layers), slots, max_length, heads * width * model.dtype.itemsize)
+            tensors = self.reserved.tensors(model.dtype, heads, width)
+            self.keys, self.values = tensors[::2], tensors[1::2]
+            self.max_length = tensors[0].shape[1]
+            return
         self.max_length = -(-max_length // PAGE) * PAGE if model.device.type == "cuda" else max_length
         spare = 1 if model.device.type == "cuda" else 0
         shape = (slots + spare, self.max_length, model.spec.kv_heads, model.spec.head_dim)

@@ -6,7 +6,7 @@ the device may have become slower since it was calibrated, and no model of steps
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +14,19 @@ from servecast.cost import profile as profiles
 from servecast.engine import replay
 from servecast.errors import InputError
 from servecast.executor import ModelExecutor
-from servecast.kvcache import BlockPool
 from servecast.metrics import Hardware, summarise
-from servecast.scenario.serving import activation_blocks, plan, serving, step_set_aside
+from servecast.planning.sweep import modelled
+from servecast.scenario.serving import plan, serving, step_set_aside
 from servecast.scenario.traffic import traffic
+from servecast.validation.execute import longest, machine, refuse_unexecutable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from servecast.cost.model import CostModel
     from servecast.engine import Run
-    from servecast.executor import Executor
     from servecast.memory import MemoryPlan
-    from servecast.policies import Policy
+    from servecast.planning.sweep import Machine, Machines
     from servecast.scenario import Scenario
     from servecast.scenario.serving import Serving
 
@@ -51,9 +51,9 @@ class Bench:
         self.facts = facts
         identity = facts["identity"]
         require_same(identity, self.served, device)
-        longest = max(2 * (scenario.engine.max_model_len or self._most(scenario)), identity["limits"]["length"])
+        positions = max(2 * (scenario.engine.max_model_len or self._most(scenario)), identity["limits"]["length"])
         self.model = transformer(
-            self.served.model, open_device(device), identity["dtype"], max_positions=longest, layers=layers
+            self.served.model, open_device(device), identity["dtype"], max_positions=positions, layers=layers
         )
 
     def _most(self, scenario: Scenario) -> int:
@@ -62,31 +62,21 @@ class Bench:
 
     def simulate(self, scenario: Scenario, at: int, step_time_scale: float = 1.0) -> Run:
         """Policy ``at`` of the scenario with the cost model, its step times scaled."""
-        return self._replay(scenario, at, ModelExecutor(self.cost, step_time_scale))
+
+        def scaled(scenario: Scenario, at: int, served: Serving, planned: MemoryPlan) -> Machine:
+            return modelled(scenario, at, served, planned)._replace(executor=ModelExecutor(self.cost, step_time_scale))
+
+        return self._replay(scenario, at, scaled)
 
     def execute(self, scenario: Scenario, at: int) -> Executed:
         """Policy ``at`` of the scenario on the device."""
         before = self.reference_s()
-        run = self._replay(scenario, at, self.executor(scenario, at))
+        run = self._replay(scenario, at, self._machine)
         return Executed(run, (before, self.reference_s()))
 
-    def executor(self, scenario: Scenario, at: int) -> Executor:
-        """The device executor of a policy, warm: kernels are chosen when a number of tokens is first seen.
-
-        Raises InputError for what the device does not compute: prefix caching and asynchronous scheduling.
-        """
-        from servecast.device.executor import DeviceExecutor
-
-        policy, kind = scenario.policies[at].build(), scenario.policies[at].kind
-        refuse_unexecutable(policy, f"scenario.policies[{at}]")
-        _, rows = step_set_aside(policy)
-        planned = self._planned(scenario, policy)
-        length = min(planned.max_model_len, planned.kv_tokens)
-        padded = kind == "padded"
-        # A rectangle grows by the longest answer past the longest prompt, each of them shorter than a sequence may be.
-        executor = DeviceExecutor(self.model, slots=rows, max_length=2 * length if padded else length, padded=padded)
-        executor.warm_up()
-        return executor
+    def _machine(self, scenario: Scenario, at: int, served: Serving, planned: MemoryPlan) -> Machine:
+        refuse_unexecutable(scenario.policies[at].build(), f"scenario.policies[{at}]")
+        return machine(self.model, scenario, at, served, planned)
 
     def reference_s(self) -> float:
         """The reference step of the calibration, now [s]."""
@@ -108,28 +98,20 @@ class Bench:
         hardware = Hardware(served.model, served.device.ridge(served.model.dtype), self.cost)
         return summarise(run, policy=policy, seed=seed, hardware=hardware)
 
-    def _planned(self, scenario: Scenario, policy: Policy) -> MemoryPlan:
-        return plan(scenario, self.served, step_set_aside(policy))
-
-    def _replay(self, scenario: Scenario, at: int, executor: Executor) -> Run:
+    def _replay(self, scenario: Scenario, at: int, machines: Machines) -> Run:
         policy = scenario.policies[at].build()
-        planned = self._planned(scenario, policy)
-        return replay(
+        planned = plan(scenario, self.served, step_set_aside(policy))
+        made = machines(scenario, at, self.served, planned)
+        run = replay(
             traffic(scenario.workload).client,
             policy,
-            executor,
-            BlockPool(planned.kv_blocks, planned.block_size, planned.block_bytes),
-            max_model_len=min(planned.max_model_len, planned.kv_tokens),
-            activation_blocks=activation_blocks(scenario, self.served, planned),
+            made.executor,
+            made.pool,
+            max_model_len=longest(planned),
+            activation_blocks=made.activation_blocks,
             restart_s=scenario.engine.restart_s,
         )
-
-
-def refuse_unexecutable(policy: Policy, place: str) -> None:
-    """Raises InputError for options of a policy that the device does not compute."""
-    for option in ("enable_prefix_caching", "async_scheduling"):
-        if getattr(policy, option, False):
-            raise InputError(f"{place}.{option}", "true is simulated only, a device does not execute it: set false")
+        return replace(run, kv_blocks_total=planned.kv_blocks)
 
 
 def require_same(identity: Mapping[str, Any], served: Serving, device: str) -> None:

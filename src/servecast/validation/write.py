@@ -10,12 +10,14 @@ import numpy as np
 
 from servecast.cost.fit import Table
 from servecast.metrics import decisions_frame, requests_frame
+from servecast.requests import Status
 from servecast.validation import compare, figures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from servecast.engine import Run
     from servecast.validation.validate import Case, Validation
 
 _SHOWN = ("output_throughput_tps", "ttft_mean_s", "tpot_mean_s", "e2e_mean_s", "e2e_p99_s")
@@ -87,6 +89,7 @@ def tables(validation: Validation) -> list[Table]:
         (
             case.policy, _load(case), "-" if case.rate_rps is None else f"{case.rate_rps:.3g}", f"{case.drift:+.1%}",
             str(case.tries), "yes" if case.conclusive else "no", case.regime[0] or "-", case.regime[1] or "-",
+            _lost(case.simulated), ", ".join(dict.fromkeys(_lost(executed.run) for executed in case.executed)),
             *(_request_error(case, name) for name in ("ttft", "tpot", "e2e")),
         )
         for case in cases
@@ -102,7 +105,7 @@ def tables(validation: Validation) -> list[Table]:
         for policy, r in sorted(validation.ranking.items(), key=lambda item: -item[1]["executed"])
     ]
     errors = ("count", "median", "p95")
-    drifted = ("drift", "tries", "conclusive", "regime simulated", "executed")
+    drifted = ("drift", "tries", "conclusive", "regime simulated", "executed", "lost simulated", "executed")
     return [
         Table("1. held-out shapes: single steps, timed anew", ("steps", *errors, "signed mean"), tuple(held_out)),
         Table(
@@ -206,3 +209,8 @@ def _banded(case: Case, metric: str) -> str:
 def _request_error(case: Case, name: str) -> str:
     error = case.per_request.get(name)
     return "-" if error is None else f"{error['median']:.1%}, {error['p90']:.1%}"
+
+
+def _lost(run: Run) -> str:
+    """Requests that were lost as memory ran out."""
+    return str(int((run.requests["status"] == Status.OOM).sum()))
