@@ -1,0 +1,84 @@
+"""``servecast plan``: how many GPUs, at what price, and how sure."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from servecast.errors import InputError
+
+if TYPE_CHECKING:
+    from servecast.planning.answer import Plan
+
+EXIT_NONE = 1
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(plan)
+
+
+def plan(
+    scenario: Annotated[str, typer.Argument(help="File, or name of a shipped scenario, with a goal.")],
+    changes: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Set one value of the scenario; wins over the file."),
+    ] = [],  # noqa: B006 (typer copies it)
+    out: Annotated[Path, typer.Option(help="Folder in which NAME-plan is written.")] = Path("results"),
+    jobs: Annotated[int, typer.Option(min=1, help="Configurations at a time.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON and nothing else.")] = False,
+) -> None:
+    """Find the fewest GPUs that meet a goal, the highest load, the price of a million tokens, and how sure that is.
+
+    Exits with 1 where nothing meets the goal.
+
+    Examples:
+
+        servecast plan my.yaml
+
+        servecast plan my.yaml --set goal.rate_rps=40 --set goal.slo.ttft_p99_s=0.5 --json
+    """
+    from servecast import terminal
+    from servecast.planning.plan_files import write
+    from servecast.planning.planner import Surveying, make_plan
+    from servecast.scenario import load
+
+    def told(made: Surveying) -> None:
+        if sys.stderr.isatty():
+            print(f"{made.made} of {made.total}: {made.at_work}", file=sys.stderr, flush=True)
+
+    made = make_plan(load(scenario, _overrides(changes)), jobs, told)
+    page = write(made, out / f"{made.name}-plan")
+    if as_json:
+        print(json.dumps(made.data(), indent=1, allow_nan=False))
+    else:
+        _print(made)
+        terminal.say(f"plan: {page}")
+    if made.best is None:
+        raise typer.Exit(EXIT_NONE)
+
+
+def _print(made: Plan) -> None:
+    from servecast import terminal
+    from servecast.planning import plan_words
+
+    terminal.print_tables(plan_words.tables(made))
+    for note in made.notes:
+        terminal.say(note)
+    terminal.say(plan_words.verdict(made))
+
+
+def _overrides(changes: list[str]) -> dict[str, object]:
+    from servecast.scenario import document
+
+    overrides: dict[str, object] = {}
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals or not key.strip():
+            raise InputError("--set", f"{change!r} has no value: write it like --set goal.rate_rps=40")
+        overrides[key.strip()] = document.value(text, f"--set {key.strip()}")
+    return overrides

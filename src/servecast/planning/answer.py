@@ -1,0 +1,170 @@
+"""What a plan says: one option a row, those that cannot be among them, and the money.
+
+    $/M tokens = GPUs x price / (3600 x rate x tokens of a mean request) x 1e6
+
+for input, output or all tokens, each time with the whole price on it. At a utilisation u (mean over peak load) a GPU
+that is paid by the hour serves u times what it could, so that a token costs 1/u of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from servecast.planning.uncertainty import Estimate
+
+UTILISATIONS = (1.0, 0.7, 0.5, 0.3)
+KINDS = ("input", "output", "total")
+
+
+class Tokens(NamedTuple):
+    """Tokens of a mean request that completed."""
+
+    input: float
+    output: float
+
+    @property
+    def total(self) -> float:
+        return self.input + self.output
+
+
+class BreakEven(NamedTuple):
+    """Against an API: the load from which on the GPUs cost less, and what share of their highest load that is.
+
+    load : in the option's unit; above ``utilisation`` 1 the API is cheaper at any load
+    """
+
+    load: float
+    utilisation: float
+
+
+@dataclass(frozen=True)
+class Option:
+    """One configuration and what it can do.
+
+    refused : why it cannot serve the target ("" if it can)
+    capacity : highest load within the goal, of ``replicas``; None if there is none
+    unstable_above : the goal is met up to this load, and beyond it the queue grows without end
+    target_replicas, target_gpus : fewest that serve the target; None if none up to the limit do
+    at_target : each statistic of the goal, and goodput_rps, at the target
+    usd_per_mtok : kind of token: dollars per million at the highest load
+    """
+
+    label: str
+    changed: Mapping[str, Any]
+    device: str
+    calibrated: bool
+    tensor_parallel: int
+    unit: str
+    target: float
+    replicas: int = 1
+    refused: str = ""
+    capacity: Estimate | None = None
+    unstable_above: float | None = None
+    target_replicas: int | None = None
+    target_gpus: int | None = None
+    at_target: Mapping[str, Estimate] = field(default_factory=dict)
+    usd_per_hour: float | None = None
+    usd_per_mtok: Mapping[str, Estimate] = field(default_factory=dict)
+    tokens: Tokens | None = None
+    binds: str = ""
+    binds_share: float = 0.0
+    tests: int = 0
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the system whose capacity stands here."""
+        return self.replicas * self.tensor_parallel
+
+    @property
+    def serves(self) -> bool:
+        """Whether it serves the target."""
+        return self.target_gpus is not None
+
+    @property
+    def usd_for_target(self) -> float | None:
+        """Dollars an hour of the GPUs that serve the target."""
+        if self.target_gpus is None or self.usd_per_hour is None:
+            return None
+        return self.usd_per_hour / self.gpus * self.target_gpus
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change that was tried on the best option: its highest load, and that of each GPU against before."""
+
+    label: str
+    capacity: float | None
+    gain_per_gpu: float | None
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer to a goal.
+
+    options : every configuration, in the order of the search
+    best : the one with the fewest GPUs for the target (then dollars, then the highest load a GPU), as the system that
+        serves it: its ``replicas`` are those of the target, its intervals have the profile's errors in them; None if
+        no option serves the target
+    supported : the interval supports the plan: at its bad end every target of the goal is still met
+    """
+
+    name: str
+    goal: Mapping[str, float]
+    options: tuple[Option, ...]
+    best: Option | None
+    supported: bool
+    doubts: tuple[str, ...] = ()
+    headroom: Estimate | None = None
+    break_even: BreakEven | None = None
+    changes: tuple[Change, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def data(self) -> dict[str, Any]:
+        """Plain data for ``--json``."""
+        data: dict[str, Any] = _plain(asdict(self))
+        if self.best is not None and self.best.usd_per_mtok:
+            data["best"]["usd_per_mtok_at_utilisation"] = {
+                f"{share:g}": {kind: value / share for kind, value in _values(self.best).items()}
+                for share in UTILISATIONS
+            }
+        return data
+
+
+def _values(option: Option) -> dict[str, float]:
+    return {kind: estimate.value for kind, estimate in option.usd_per_mtok.items()}
+
+
+def dollars(usd_per_hour: float, capacity: Estimate, tokens: Tokens) -> dict[str, Estimate]:
+    """Dollars per million tokens of each kind where ``capacity`` [requests/s] is served for ``usd_per_hour``."""
+    return {
+        kind: capacity.inverse(usd_per_hour / 3600 / getattr(tokens, kind) * 1e6)
+        for kind in KINDS
+        if getattr(tokens, kind) > 0
+    }
+
+
+def break_even(
+    usd_per_hour: float, capacity: float, tokens: Tokens, usd_input: float, usd_output: float
+) -> BreakEven | None:
+    """Where an API at these dollars per million tokens costs as much as the GPUs; None for an API that is free."""
+    usd_per_request = (tokens.input * usd_input + tokens.output * usd_output) / 1e6
+    if usd_per_request == 0:
+        return None
+    load = usd_per_hour / 3600 / usd_per_request
+    return BreakEven(load, load / capacity)
+
+
+def _plain(data: Any) -> Any:
+    """Estimates as mappings: dataclasses.asdict keeps tuples, which JSON would write as lists without names."""
+    if isinstance(data, tuple) and hasattr(data, "_asdict"):
+        return {key: _plain(value) for key, value in data._asdict().items()}
+    if isinstance(data, dict):
+        return {key: _plain(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_plain(value) for value in data]
+    return data

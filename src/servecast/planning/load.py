@@ -1,0 +1,108 @@
+"""How much of a workload is sent: one number that grows with the traffic, for every kind of workload.
+
+Requests a second for arrivals and traces, conversations a second for conversations, users for a closed loop. A load is
+reached by scaling rates (a trace: its clock), never by drawing anew: the same seed sends the same requests in the same
+order, only faster, so that loads are compared with common random numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from servecast.scenario.traffic import traffic
+
+if TYPE_CHECKING:
+    from servecast.scenario.schema import Workload
+
+#: So much faster a workload without a rate of its own is a burst.
+_BURST = 1e6
+
+
+@dataclass(frozen=True)
+class Load:
+    """A workload whose size is a number.
+
+    unit : what the number counts: requests/s, conversations/s or users
+    own : the number that the workload has as it is written
+    """
+
+    workload: Workload
+    unit: str
+    own: float
+
+    @property
+    def whole(self) -> bool:
+        """Whether it counts in whole numbers."""
+        return self.unit == "users"
+
+    def at(self, load: float, seed: int, times: int = 1) -> Workload:
+        """The workload with this load and seed; ``times`` as many requests where they are made and not recorded."""
+        workload = self.workload
+        changes: dict[str, Any] = {"seed": seed}
+        if workload.requests is not None and workload.trace is None:
+            changes["requests"] = workload.requests * times
+        if self.whole:
+            changes["arrivals"] = _changed(workload.arrivals, users=int(load))
+        elif workload.arrivals is not None and self.unit == "requests/s" and hasattr(workload.arrivals, "rate_rps"):
+            changes["arrivals"] = _changed(workload.arrivals, rate_rps=load)
+        else:
+            changes |= _faster(workload, load / self.own if math.isfinite(load) else _BURST)
+        return workload.model_copy(update=changes)
+
+
+def load_of(workload: Workload, block_size: int) -> Load | None:
+    """The load of a workload; None for one that has no rate, a burst.
+
+    Raises InputError for a workload that cannot be read.
+    """
+    arrivals = workload.arrivals
+    if workload.conversations is not None:
+        started = getattr(workload.conversations.arrivals, "rate_rps", None)
+        return None if started is None else Load(workload, "conversations/s", float(started))
+    if arrivals is not None:
+        if hasattr(arrivals, "users"):
+            return Load(workload, "users", float(arrivals.users))
+        rate = getattr(arrivals, "rate_rps", None)
+        if rate is not None and math.isfinite(rate):
+            return Load(workload, "requests/s", float(rate))
+    client = traffic(workload.model_copy(update={"max_in_flight": None, "network": None}), block_size).client
+    first = last = client.next_send()
+    sent = 0
+    while (due := client.next_send()) < math.inf:
+        client.send()
+        sent, last = sent + 1, due
+    return Load(workload, "requests/s", (sent - 1) / (last - first)) if sent > 1 and last > first else None
+
+
+def _faster(workload: Workload, factor: float) -> dict[str, Any]:
+    """The parts of a workload that say how fast it is, so many times faster."""
+    if workload.trace is not None:
+        trace: Any = workload.trace
+        return {"trace": _changed(trace, rate_scale=trace.rate_scale * factor)}
+    if workload.servegen is not None:
+        return {"servegen": _changed(workload.servegen, scale=workload.servegen.scale * factor)}
+    if workload.tenants is not None:
+        tenants = tuple(_changed(each, arrivals=_scaled(each.arrivals, factor)) for each in workload.tenants)
+        return {"tenants": tenants}
+    if workload.conversations is not None:
+        talk = workload.conversations
+        return {"conversations": _changed(talk, arrivals=_scaled(talk.arrivals, factor))}
+    return {"arrivals": _scaled(workload.arrivals, factor)}
+
+
+def _scaled(arrivals: Any, factor: float) -> Any:
+    """Arrivals with every rate times ``factor``, and the times at which rates change that much earlier."""
+    changes: dict[str, Any] = {}
+    for key in type(arrivals).model_fields:
+        value = getattr(arrivals, key)
+        if key.endswith("_rps"):
+            changes[key] = tuple(each * factor for each in value) if isinstance(value, tuple) else value * factor
+        elif key in {"durations_s", "period_s", "peak_s"}:
+            changes[key] = tuple(each / factor for each in value) if isinstance(value, tuple) else value / factor
+    return _changed(arrivals, **changes)
+
+
+def _changed(section: Any, **values: Any) -> Any:
+    return section.model_copy(update=values)

@@ -1,0 +1,135 @@
+"""How sure a number is: 90 % intervals from seeds and from what a profile says of its own errors.
+
+    seeds     t interval of the mean over seeds
+    profile   draws of the cost model: coefficients from the calibration's covariance, and one step_time_scale for all
+              steps, from the quantiles of measured over predicted step times; each draw is simulated with the same
+              random numbers as the profile itself, so that its difference is the profile's share alone
+
+The two are independent, so that their half-widths add in quadrature, on either side. The scale is taken to be the same
+for all steps of a run: single steps scatter and average out, but how much of the scatter is the profile's bias no
+profile says, so that the interval is on the wide side. A profile of single operators has no residuals of whole steps;
+the worst operator's left-out error stands for them. A datasheet has neither: its interval is of the seeds alone, and
+says so.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from servecast.cost.fitted import COEFFICIENTS
+from servecast.cost.profile import PROBABILITIES, Profile, TabulatedProfile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from servecast.cost.model import CostModel
+    from servecast.cost.profile import ProfileFile
+
+#: Of a two-sided 90 % interval.
+_TAIL = 0.05
+_Z90 = 1.6448536269514722
+
+
+class Estimate(NamedTuple):
+    """A value with its 90 % interval; None where nothing tells one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    def inverse(self, factor: float) -> Estimate:
+        """``factor`` / value: what falls as the value grows, as dollars a token do with the rate."""
+        low, high = (None if end is None else (math.inf if end <= 0 else factor / end) for end in (self.high, self.low))
+        return Estimate(factor / self.value, low, high)
+
+
+class Draw(NamedTuple):
+    """One cost model that the profile's errors allow, and the factor of all its step times."""
+
+    cost: CostModel
+    step_time_scale: float
+
+
+def draws(profile: ProfileFile | None, cost: CostModel, count: int, busy: Mapping[str, float]) -> list[Draw]:
+    """``count`` cost models that a profile's covariance and residuals allow; none for a datasheet.
+
+    busy : share of a run's seconds in each kind of step (`Regime`), which weighs their residuals
+    """
+    if profile is None or count == 0:
+        return []
+    rng = np.random.default_rng(90)
+    # One value from each of ``count`` equal parts of the distribution: few draws then span it evenly.
+    ranks = (rng.permutation(count) + 0.5) / count
+    if isinstance(profile, Profile):
+        costs = _coefficients(profile, cost, count, rng)
+        return [Draw(each, _residual(profile, busy, rank)) for each, rank in zip(costs, ranks, strict=True)]
+    assert isinstance(profile, TabulatedProfile)
+    return [Draw(cost, scale) for scale in _left_out(profile, ranks)]
+
+
+def _coefficients(profile: Profile, cost: CostModel, count: int, rng: np.random.Generator) -> list[CostModel]:
+    """Cost models with coefficients drawn around the fitted ones. What a draw puts below 0 is 0: time is not given."""
+    if not profile.covariance:
+        return [cost] * count
+    covariance = np.array(profile.covariance)
+    scale = np.sqrt(np.maximum(np.diag(covariance), np.finfo(float).tiny))  # coefficients differ by twelve decades
+    values, vectors = np.linalg.eigh(covariance / np.outer(scale, scale))
+    around = rng.standard_normal((count, len(scale))) @ (np.sqrt(np.maximum(values, 0)) * vectors).T * scale
+    fitted: Any = cost
+    names = tuple(COEFFICIENTS)
+    mean = np.array([getattr(fitted, name) for name in names])
+    drawn = np.maximum(mean + around, 0.0)
+    return [replace(fitted, **dict(zip(names, row.tolist(), strict=True))) for row in drawn]
+
+
+def _residual(profile: Profile, busy: Mapping[str, float], rank: float) -> float:
+    """Measured over predicted step time at this rank, over the kinds of step by the time they take."""
+    weights = {kind: share for kind, share in busy.items() if kind in profile.residuals}
+    if not weights or not sum(weights.values()):
+        weights = {kind: float(residuals.steps) for kind, residuals in profile.residuals.items()}
+    if not weights:
+        return 1.0
+    quantiles = {kind: np.interp(rank, PROBABILITIES, profile.residuals[kind].quantiles) for kind in weights}
+    return float(sum(share * quantiles[kind] for kind, share in weights.items()) / sum(weights.values()))
+
+
+def _left_out(profile: TabulatedProfile, ranks: np.ndarray[Any, Any]) -> list[float]:
+    """Factors whose spread is that of the left-out points of whole steps, or else of the worst operator."""
+    steps = [error for error in profile.held_out if error.operator == "whole step" and error.along == "all"]
+    judged = steps or list(profile.held_out)
+    if not judged:
+        return [1.0] * len(ranks)
+    worst = max(judged, key=lambda error: error.p95)
+    bias = worst.signed_mean if steps else 0.0
+    sigma = math.log1p(worst.p95) / _normal_quantile(0.975)
+    return [math.exp(sigma * _normal_quantile(float(rank))) / (1 + bias) for rank in ranks]
+
+
+def _normal_quantile(rank: float) -> float:
+    from statistics import NormalDist
+
+    return NormalDist().inv_cdf(rank)
+
+
+def estimate(by_seed: Sequence[float], differences: Sequence[float] = ()) -> Estimate:
+    """The mean over seeds with its interval, widened by what draws of the profile change (draw less profile)."""
+    values = np.asarray(by_seed, float)
+    mean = float(values.mean())
+    if len(values) < 2 and not len(differences):
+        return Estimate(mean)
+    seeds = _student(len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    below, above = np.quantile(differences, (_TAIL, 1 - _TAIL)).tolist() if len(differences) else (0.0, 0.0)
+    return Estimate(mean, mean - math.hypot(seeds, min(below, 0.0)), mean + math.hypot(seeds, max(above, 0.0)))
+
+
+def _student(freedom: int) -> float:
+    """95 % quantile of Student's t. Table for few degrees, then Cornish and Fisher's expansion (within 0.1 %)."""
+    table = (6.3138, 2.9200, 2.3534, 2.1318, 2.0150, 1.9432, 1.8946, 1.8595)
+    if freedom <= len(table):
+        return table[freedom - 1]
+    z = _Z90
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

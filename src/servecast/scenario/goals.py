@@ -1,0 +1,87 @@
+"""What a plan is to reach, and what it may change: the ``goal:`` and ``search:`` of a scenario."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, Field
+
+from servecast.scenario.sections import Section, listed, refuse
+
+#: Statistics that must be at most their target, as columns of the summary; ``slo_attainment`` must be at least it.
+_AT_MOST = re.compile(r"(ttft|tpot|itl|e2e|queue)_(mean|p50|p90|p95|p99)_s")
+_AT_LEAST = ("slo_attainment",)
+
+RouterName: TypeAlias = Literal["round_robin", "least_outstanding", "least_kv", "prefix_affinity"]
+
+
+def at_least(statistic: str) -> bool:
+    """Whether more of a statistic is better."""
+    return statistic in _AT_LEAST
+
+
+def _targets(targets: dict[str, float]) -> dict[str, float]:
+    if not targets:
+        raise refuse("no target is given: add one, like ttft_p99_s: 1.0")
+    for name, value in targets.items():
+        if not at_least(name) and not _AT_MOST.fullmatch(name):
+            raise refuse(
+                "is no statistic: write ttft, tpot, itl, e2e or queue with mean, p50, p90, p95 or p99, like "
+                "ttft_p99_s, or slo_attainment",
+                (name,),
+                value=value,
+            )
+        if value <= 0:
+            raise refuse("can never be met: give a number above 0", (name,), value=value)
+        if at_least(name) and value > 1:
+            raise refuse("is a share of the requests: give at most 1", (name,), value=value)
+    return targets
+
+
+if TYPE_CHECKING:
+    Values: TypeAlias = tuple[Any, ...]
+else:
+    Values = listed(Any)
+
+Price: TypeAlias = Annotated[float, Field(ge=0, le=1e6)]
+
+
+class ApiPrice(Section):
+    """What an API asks. No price ships as a fact."""
+
+    usd_per_mtok_input: Price = Field(description="US dollars for a million input tokens")
+    usd_per_mtok_output: Price = Field(description="US dollars for a million output tokens")
+
+
+class Goal(Section):
+    """Targets that a plan must meet, at which load, and what things cost."""
+
+    slo: Annotated[dict[str, float], AfterValidator(_targets)] = Field(
+        description="statistic: target, like ttft_p99_s: 1.0; slo_attainment is of the targets in slo:"
+    )
+    rate_rps: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="load to be served, in requests a second; null: as the workload has it"
+    )
+    allow_out_of_memory: bool = Field(False, description="true: crashes are no reason against a plan")
+    usd_per_gpu_hour: dict[str, Price] = Field(
+        default_factory=dict, description="device: US dollars an hour for one; others cost cost.usd_per_gpu_hour"
+    )
+    api: ApiPrice | None = Field(None, description="an API's prices to compare with")
+
+
+class Search(Section):
+    """What a plan may change, and how thoroughly it looks."""
+
+    over: dict[str, Values] = Field(
+        default_factory=dict, description="key path: list of values, as in sweep; replicas, profile and model too"
+    )
+    tolerance: Annotated[float, Field(gt=0, le=0.5)] = Field(
+        0.02, description="a highest load is bracketed to within this share"
+    )
+    seeds: Annotated[int, Field(ge=1, le=64)] = Field(3, description="repeats with workload.seed, +1, +2, ...")
+    draws: Annotated[int, Field(ge=0, le=1000)] = Field(
+        12, description="step times drawn from the profile's errors, for the interval; 0: none"
+    )
+    most_gpus: Annotated[int, Field(ge=1, le=4096)] = Field(64, description="no plan with more GPUs")
+    try_changes: bool = Field(True, description="try what the best plan would gain by one change")

@@ -1,0 +1,522 @@
+"""A plan: capacities against closed forms, a search that always ends, intervals, money, and what cannot be."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import servecast
+from servecast import commands_plan
+from servecast.cost import profile as profiles
+from servecast.cost.fitted import COEFFICIENTS
+from servecast.errors import InputError
+from servecast.planning import plan_words
+from servecast.planning.answer import Tokens, break_even, dollars
+from servecast.planning.capacity import MOST, fewest, highest_load
+from servecast.planning.load import load_of
+from servecast.planning.planner import make_plan
+from servecast.planning.uncertainty import Estimate, draws, estimate
+from servecast.scenario import check
+from servecast.scenario.traffic import traffic
+from servecast.workload.clients import ClosedLoop
+
+D = 0.1  # seconds of every step
+
+# --- the search itself ----------------------------------------------------------------------------------------------
+
+
+@given(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3), st.floats(0.005, 0.3), st.floats(1.05, 3.0))
+def test_the_bracket_holds_the_limit_and_is_as_tight_as_asked(limit, start, tolerance, step):
+    found = highest_load(lambda load: load <= limit, start, tolerance=tolerance, step=step)
+    assert found.low <= limit < found.high <= found.low * (1 + tolerance)
+    assert not found.capped
+    assert found.tests <= MOST
+
+
+@given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 400))
+def test_whole_loads_close_at_neighbours(limit, start, most):
+    found = highest_load(lambda load: load <= limit, start, ceiling=most, whole=True, tolerance=1e-9)
+    assert found.low == min(limit, most)
+    assert found.capped == (limit >= most)
+
+
+@given(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3), st.floats(1e-3, 1e3))
+def test_more_is_never_less(one, other, start):
+    """Monotone: a limit that is higher is not found lower, to within the tolerance."""
+    low, high = (highest_load(lambda load, at=at: load <= at, start).low for at in sorted((one, other)))
+    assert high >= low / 1.02
+
+
+@pytest.mark.parametrize("answer", [lambda load: True, lambda load: False, lambda load: hash(load) % 3 == 0])
+def test_a_search_that_never_ends_by_itself_ends(answer):
+    tests = []
+
+    def meets(load):
+        tests.append(load)
+        return answer(load)
+
+    found = highest_load(meets, 1.0, tolerance=1e-15)
+    assert found.tests == len(tests) <= MOST
+    assert all(load > 0 for load in tests)
+
+
+def test_nothing_is_tested_above_the_ceiling_nor_far_below_the_floor():
+    tests = []
+    capped = highest_load(lambda load: tests.append(load) is None, 8.0, ceiling=5.0)
+    assert (capped.low, capped.high, capped.capped, tests) == (5.0, None, True, [5.0])
+    none = highest_load(lambda load: False, 8.0, floor=1.0)
+    assert none.low is None
+    assert none.tests < 6
+    assert highest_load(lambda load: False, 3, whole=True).low is None
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40))
+def test_fewest(needed, guess, most):
+    assert fewest(lambda count: count >= needed, guess, most) == (needed if needed <= most else None)
+
+
+# --- closed forms ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A scenario of one server that takes D seconds a request, whatever it holds; more keys replace its own."""
+
+    def make(residuals=None, covariance=None, **keys):
+        name = tmp_path / "flat.yaml"
+        units = {
+            key: {"value": D if key == "step_s" else 0.0, "unit": unit, "low": 0.0, "high": 1.0, "identified": True,
+                  "how": "said"}
+            for key, unit in COEFFICIENTS.items()
+        }  # fmt: skip
+        profile = {
+            "schema_version": 1, "name": "flat", "model": "qwen3-14b", "device": "h100-sxm", "coefficients": units,
+            "sharpness": {**units["step_s"], "value": 5.0, "high": 9.0},
+            "residuals": residuals or {}, "covariance": covariance or [],
+            "provenance": {
+                "source": "made", "engine": "none", "date": "2026-01-01", "files": [], "sha256": "0", "rows": 1,
+                "seed": 0, "rows_each": 1,
+            },
+        }  # fmt: skip
+        name.write_text(yaml.safe_dump(profile))
+        data = {
+            "name": "flat", "model": "qwen3-14b", "profile": str(name),
+            "workload": {
+                "arrivals": {"kind": "poisson", "rate_rps": 5.0}, "prompt_tokens": {"kind": "fixed", "tokens": 10},
+                "output_tokens": {"kind": "fixed", "tokens": 1}, "requests": 300,
+            },
+            "policies": [{"kind": "continuous", "max_num_seqs": 1, "max_num_batched_tokens": 64}],
+            "goal": {"slo": {"queue_mean_s": 0.1}},
+            "search": {"draws": 0, "try_changes": False, "seeds": 2},
+        }  # fmt: skip
+        for key, value in keys.items():
+            at = data
+            *above, last = key.split("__")
+            for part in above:
+                at = at.setdefault(part, {})
+            at[last] = value
+        return check(data, tmp_path)
+
+    return make
+
+
+EVEN = {"kind": "constant", "rate_rps": 5.0}
+
+
+def test_capacity_is_that_of_m_d_1(made):
+    """Mean wait of M/D/1: rho D / 2(1 - rho) = w, so that the highest rate is 2w / (D + 2w) / D."""
+    scenario = made(workload__requests=8000, search__seeds=4, search__tolerance=0.01)
+    plan = make_plan(scenario)
+    exact = 2 * 0.1 / (D + 2 * 0.1) / D
+    assert plan.best.capacity.value == pytest.approx(exact, rel=0.03)
+    assert plan.best.capacity.low < exact * 1.01
+    assert plan.best.capacity.high > exact * 0.99
+    assert plan.best.unstable_above is None
+    assert plan.headroom.value == pytest.approx(plan.best.capacity.value / 5 - 1)
+    rho = 0.5
+    assert plan.best.at_target["queue_mean_s"].value == pytest.approx(rho * D / 2 / (1 - rho), rel=0.1)
+    assert plan.supported
+
+
+def test_beyond_saturation_it_says_unstable_and_no_number(made):
+    """A target on the wait that is never missed: what ends it is 1/D requests a second, and not one more."""
+    plan = make_plan(made(goal__slo={"queue_mean_s": 1e9}, workload__requests=3000))
+    assert plan.best.unstable_above == pytest.approx(plan.best.capacity.value)
+    assert plan.best.capacity.value <= 1 / D * (1 + 1e-9)
+    assert plan.best.capacity.value > 0.85 / D
+    assert "unstable above that" in plan_words.verdict(plan).lower()
+
+
+def test_even_arrivals_never_wait_until_they_come_faster_than_they_leave(made):
+    """D/D/1: no wait up to 1/D; with replicas in turn, up to n/D. So 25 a second want three."""
+    scenario = made(
+        workload__arrivals=EVEN, goal__slo={"queue_p99_s": 1e-6}, goal__rate_rps=25.0, router="round_robin",
+        cost={"usd_per_gpu_hour": 3.6},
+    )  # fmt: skip
+    plan = make_plan(scenario)
+    assert plan.best.target_gpus == 3
+    assert plan.best.gpus == 3
+    assert plan.best.capacity.value == pytest.approx(3 / D, rel=0.03)
+    # 3 x $3.6 an hour is $0.003 a second for 30 requests of 10 tokens in and one out.
+    assert plan.best.usd_per_mtok["output"].value == pytest.approx(0.003 / plan.best.capacity.value * 1e6)
+    assert plan.best.usd_per_mtok["input"].value == pytest.approx(plan.best.usd_per_mtok["output"].value / 10)
+    fixed = make_plan(made(workload__arrivals=EVEN, goal__slo={"queue_p99_s": 1e-6}, goal__rate_rps=25.0, replicas=2))
+    assert fixed.best is None
+    assert "target 25" in fixed.options[0].refused
+
+
+def test_a_target_is_met_at_equality(made):
+    exactly = made(workload__arrivals=EVEN, goal__slo={"ttft_p99_s": D})
+    assert make_plan(exactly).best is not None
+    below = make_plan(made(workload__arrivals=EVEN, goal__slo={"ttft_p99_s": D * (1 - 1e-6)}))
+    assert below.best is None
+    assert below.options[0].capacity is None
+    assert below.options[0].refused == "ttft_p99_s 0.1, target 0.0999999"
+    assert plan_words.verdict(below).startswith("No configuration meets the goal at any load: ttft_p99_s 0.1")
+
+
+def test_an_attainment_is_at_least(made):
+    slo = {"slo_attainment": 0.9}
+    plan = make_plan(made(goal__slo=slo, slo={"ttft_s": 0.3}, workload__requests=3000))
+    assert 5 < plan.best.capacity.value < 1 / D
+    assert plan.best.at_target["slo_attainment"].value >= 0.9
+    assert plan.best.at_target["goodput_rps"].value < 5.2
+    with pytest.raises(InputError, match="counts requests that meet slo"):
+        make_plan(made(goal__slo=slo))
+
+
+def test_a_slower_server_and_a_stricter_goal_carry_less(made):
+    loads = [
+        make_plan(made(goal__slo={"queue_mean_s": wait}, workload__requests=2000)).best.capacity.value
+        for wait in (0.05, 0.1, 0.2)
+    ]
+    assert loads == sorted(loads)
+    assert loads[0] < loads[2]
+
+
+def test_more_seeds_make_the_interval_narrower_and_the_same_seeds_the_same_plan(made):
+    few, many, again = (make_plan(made(search__seeds=seeds)).best for seeds in (2, 8, 8))
+    assert many == again
+    assert many.capacity.high - many.capacity.low < few.capacity.high - few.capacity.low
+    one = make_plan(made(search__seeds=1))
+    assert one.best.capacity.low is None
+    assert not one.supported
+    assert "one seed" in plan_words.verdict(one)
+
+
+# --- how sure -------------------------------------------------------------------------------------------------------
+
+SPREAD = {"prefill": {"steps": 100, "quantiles": [0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3]}}
+
+
+def test_the_residuals_of_the_profile_widen_the_interval(made):
+    """Even arrivals have no noise of their own: the highest rate is 1/(D scale), 90 % of it in 1/1.2D .. 1/0.8D."""
+    keys = {"workload__arrivals": EVEN, "goal__slo": {"queue_p99_s": 1e-6}, "search__tolerance": 0.002}
+    sure = make_plan(made(**keys)).best.capacity
+    assert sure.high - sure.low < 0.1
+    wide = make_plan(made(residuals=SPREAD, **keys, search__draws=40)).best.capacity
+    assert wide.value == pytest.approx(sure.value)
+    assert wide.low == pytest.approx(1 / 1.2 / D, rel=0.03)
+    assert wide.high == pytest.approx(1 / 0.8 / D, rel=0.04)
+
+
+def test_a_plan_that_its_interval_does_not_support_says_so(made):
+    keys = {"workload__arrivals": EVEN, "goal__slo": {"queue_p99_s": 1e-6}, "search__draws": 12}
+    plan = make_plan(made(residuals=SPREAD, goal__rate_rps=9.5, **keys))
+    assert plan.best.target_gpus == 1
+    assert not plan.supported
+    assert any("as low as 8" in doubt for doubt in plan.doubts)
+    assert any("queue_p99_s may be" in doubt for doubt in plan.doubts)
+    assert "Not supported" in plan_words.verdict(plan)
+    assert make_plan(made(residuals=SPREAD, goal__rate_rps=7.0, **keys)).supported
+
+
+def test_coefficients_are_drawn_with_the_covariance_of_the_calibration(made):
+    covariance = np.zeros((6, 6))
+    covariance[5, 5], covariance[4, 4], covariance[4, 5], covariance[5, 4] = 1e-4, 1e-6, -9e-6, -9e-6
+    made(covariance=covariance.tolist())
+    profile = profiles.load(made(covariance=covariance.tolist()).profile)
+    drawn = draws(profile, profile.cost(), 4000, {})
+    step, row = (np.array([getattr(draw.cost, name) for draw in drawn]) for name in ("step_s", "row_s"))
+    assert step.mean() == pytest.approx(D, rel=0.01)
+    assert step.std() == pytest.approx(0.01, rel=0.05)
+    assert (row == 0).mean() == pytest.approx(0.5, abs=0.05)  # what would be negative is 0
+    assert np.corrcoef(step, row)[0, 1] < -0.7
+    assert {draw.step_time_scale for draw in drawn} == {1.0}
+    assert draws(None, profile.cost(), 9, {}) == draws(profile, profile.cost(), 0, {}) == []
+
+
+def test_residuals_are_weighed_by_the_time_each_kind_of_step_takes(made):
+    residuals = {
+        kind: {"steps": 10, "quantiles": [factor] * 7} for kind, factor in (("decode", 1.0), ("mixed", 2.0))
+    }  # fmt: skip
+    profile = profiles.load(made(residuals=residuals).profile)
+    scales = {draw.step_time_scale for draw in draws(profile, profile.cost(), 3, {"decode": 0.75, "mixed": 0.25})}
+    assert scales == {1.25}
+    assert draws(profile, profile.cost(), 1, {"prefill": 1.0})[0].step_time_scale == 1.5  # by their steps
+
+
+def test_operators_stand_in_for_steps_where_none_was_measured():
+    profile = profiles.load("h100-qwen3-14b-ops")
+    scales = np.sort([draw.step_time_scale for draw in draws(profile, profile.cost(), 400, {})])
+    worst = max(error.p95 for error in profile.held_out)
+    assert np.median(scales) == pytest.approx(1, abs=0.01)
+    assert (scales < 1 + worst).mean() == pytest.approx(0.975, abs=0.01)
+    bare = profile.model_copy(update={"held_out": ()})
+    assert draws(bare, bare.cost(), 2, {})[0].step_time_scale == 1.0
+
+
+def test_intervals_of_seeds_are_students():
+    told = estimate([1.0, 2.0, 3.0, 4.0])
+    half = 2.3534 * np.std([1, 2, 3, 4], ddof=1) / 2
+    assert told == (2.5, pytest.approx(2.5 - half), pytest.approx(2.5 + half))
+    assert estimate([2.0]) == (2.0, None, None)
+    many = estimate(list(range(40)))
+    assert many.high - many.value == pytest.approx(1.6849 * np.std(range(40), ddof=1) / math.sqrt(40), rel=1e-3)
+    drawn = estimate([2.0], [-1.0, 0.0, 2.0])
+    assert drawn.low < 2 < drawn.high
+    assert estimate([2.0], [1.0, 1.0]) == (2.0, 2.0, 3.0)
+    assert Estimate(2.0, 1.0, 4.0).inverse(8.0) == (4.0, 2.0, 8.0)
+    assert Estimate(2.0, 0.0, None).inverse(8.0) == (4.0, None, math.inf)
+
+
+# --- money ----------------------------------------------------------------------------------------------------------
+
+
+def test_dollars_a_million_tokens():
+    cost = dollars(3.6, Estimate(10.0, 8.0, 12.5), Tokens(900.0, 100.0))
+    assert cost["output"] == (pytest.approx(1.0), pytest.approx(0.8), pytest.approx(1.25))
+    assert cost["total"].value == pytest.approx(0.1)
+    assert set(dollars(1.0, Estimate(1.0), Tokens(10.0, 0.0))) == {"input", "total"}
+
+
+def test_break_even_is_where_both_cost_the_same():
+    tokens = Tokens(1000.0, 500.0)
+    found = break_even(9.0, 10.0, tokens, 0.5, 2.0)
+    assert found.load * 3600 * (1000 * 0.5 + 500 * 2.0) / 1e6 == pytest.approx(9.0)
+    assert found.utilisation == pytest.approx(found.load / 10)
+    assert break_even(9.0, 10.0, tokens, 0.0, 0.0) is None
+
+
+# --- configurations -------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_stays_in_the_table_with_its_reason(made, tmp_path):
+    scenario = made(
+        search__over={"engine.gpu_memory_utilization": [0.1, 0.9], "policies[0].max_num_seqs": [1, 2]},
+        goal__usd_per_gpu_hour={"h100-sxm": 2.0}, goal__api={"usd_per_mtok_input": 9.0, "usd_per_mtok_output": 1.0},
+        search__try_changes=True,
+    )  # fmt: skip
+    plan = make_plan(scenario)
+    assert len(plan.options) == 4
+    assert [option.serves for option in plan.options] == [False, False, True, True]
+    assert "No available memory" in plan.options[0].refused
+    assert plan.best.changed["policies[0].max_num_seqs"] == 2  # two share one step: as fast, and double
+    assert plan.best.capacity.value > 1.5 * plan.options[2].capacity.value
+    # Twice as many in a step of the same length: nearly twice the load.
+    assert plan.changes[0].label in {"max_num_seqs=4", "max_num_seqs=1"}
+    assert plan.changes[0].gain_per_gpu > 0.5
+    assert [change.label for change in plan.changes if "batched" in change.label]
+    assert "next best change: max_num_seqs=4" in plan_words.verdict(plan).lower()
+    assert plan.best.binds == "batch limit"
+    assert plan.break_even.utilisation == pytest.approx(plan.break_even.load / plan.best.capacity.value)
+    json.dumps(plan.data(), allow_nan=False)
+    same = make_plan(scenario, jobs=2)
+    assert same == plan
+
+
+def test_more_gpus_may_be_cheaper(made):
+    scenario = made(
+        search__over={"replicas": [1, 2]}, goal__rate_rps=3.0, cost={"usd_per_gpu_hour": 1.0}, search__most_gpus=1
+    )
+    plan = make_plan(scenario)
+    assert plan.best.replicas == 1
+    assert plan.options[1].target_gpus is None
+    assert plan.options[1].capacity.value > 1.8 * plan.options[0].capacity.value
+
+
+def test_no_plan_without_goal_or_rate(made, tmp_path):
+    with pytest.raises(InputError, match="is missing: say what to reach"):
+        make_plan(made(goal=None))
+    with pytest.raises(InputError, match="has no rate"):
+        make_plan(made(workload__arrivals={"kind": "burst"}))
+    with pytest.raises(InputError, match="counts in users"):
+        make_plan(made(workload__arrivals={"kind": "closed", "users": 2, "think_s": 1.0}, goal__rate_rps=1.0))
+
+
+@pytest.mark.parametrize(
+    ("slo", "problem"),
+    [
+        ({}, "no target is given"),
+        ({"ttft_p42_s": 1.0}, "is no statistic"),
+        ({"slo_attainment": 1.5}, "is a share"),
+        ({"ttft_p99_s": 0}, "can never be met"),
+    ],
+)
+def test_a_goal_that_cannot_be_is_refused(made, slo, problem):
+    with pytest.raises(InputError, match=problem):
+        made(goal__slo=slo)
+
+
+def test_requests_that_are_rejected_or_lost_are_no_service(made):
+    short = make_plan(made(engine={"max_model_len": 10}))
+    assert "rejected" in short.options[0].refused
+    crash = {
+        "policies": [{"kind": "static", "batch_size": 8, "max_wait_s": 0.0}],
+        "engine": {"kv_blocks": 2, "max_model_len": 32, "restart_s": 1.0},
+        "workload__prompt_tokens": {"kind": "fixed", "tokens": 20},
+    }
+    lost = make_plan(
+        made(
+            **crash,
+            workload__arrivals={"kind": "poisson", "rate_rps": 40.0},
+            goal__slo={"e2e_mean_s": 9},
+            search__most_gpus=2,
+        )
+    )
+    assert lost.options[0].capacity is None or lost.options[0].capacity.value < 10
+    wide = make_plan(made(**crash, goal__allow_out_of_memory=True, goal__slo={"e2e_mean_s": 9}, search__most_gpus=1))
+    assert wide.options[0].capacity is not None
+
+
+def test_how_many_users(made):
+    """Closed loop of one server: with think time Z the response is D up to (Z + D) / D users in turn at least."""
+    scenario = made(
+        workload__arrivals={"kind": "closed", "users": 4, "think_s": 1.0}, workload__requests=400,
+        goal__slo={"e2e_p50_s": 0.3}, cost={"usd_per_gpu_hour": 1.0},
+    )  # fmt: skip
+    plan = make_plan(scenario)
+    # N users, response N D - Z beyond N* = 11: at 13 users it is 0.3 s.
+    assert plan.best.unit == "users"
+    assert plan.best.capacity.value == 13
+    assert plan.best.usd_per_mtok == {}
+    assert plan.best.tokens == Tokens(10.0, 1.0)
+
+
+def test_loads_of_every_kind_of_workload(made, tmp_path):
+    trace = tmp_path / "t.csv"
+    rows = "".join(f"2024-01-01 00:00:{at:02d}.0,10,1\n" for at in range(0, 40, 2))
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
+    fixed = {"kind": "fixed", "tokens": 5}
+    lengths = {"prompt_tokens": fixed, "output_tokens": fixed}
+    poisson = {"kind": "poisson", "rate_rps": 4.0}
+    kinds = {
+        "trace": ({"trace": {"path": str(trace)}}, 0.5),
+        "tenants": (
+            {"tenants": [{"name": name, "arrivals": poisson, **lengths} for name in "ab"], "requests": 4000}, 8.0
+        ),
+        "piecewise": (
+            {"arrivals": {"kind": "piecewise", "durations_s": [10.0, 10.0], "rates_rps": [2.0, 6.0], "repeat": True},
+             **lengths, "requests": 4000}, 4.0,
+        ),
+        "diurnal": (
+            {"arrivals": {"kind": "diurnal", "mean_rps": 3.0, "period_s": 50.0}, **lengths, "requests": 3000}, 3.0
+        ),
+    }  # fmt: skip
+    for name, (workload, own) in kinds.items():
+        section = made(workload=workload).workload
+        load = load_of(section, 16)
+        assert load.own == pytest.approx(own, rel=0.06), name
+        faster = load_of(load.at(2 * load.own, 0), 16)
+        assert faster.own == pytest.approx(2 * load.own, rel=1e-6), name
+        burst = load_of(load.at(math.inf, 0), 16)
+        assert burst is None or burst.own > 1e4 * own
+    talks = {
+        "conversations": {"arrivals": poisson, "turns": fixed, "new_tokens": fixed, "output_tokens": fixed},
+        "requests": 9,
+    }
+    talk = load_of(made(workload=talks).workload, 16)
+    assert (talk.unit, talk.own) == ("conversations/s", 4.0)
+    assert talk.at(8.0, 0).conversations.arrivals.rate_rps == 8.0
+    users = load_of(made(workload__arrivals={"kind": "closed", "users": 3, "think_s": 0.0}).workload, 16)
+    client = traffic(users.at(7, 1)).client
+    assert isinstance(client, ClosedLoop)
+    assert users.at(7, 1, times=2).requests == 600
+    sent = made(workload=kinds["trace"][0])
+    assert make_plan(sent).best.target == pytest.approx(0.5)
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(made, tmp_path):
+    app = typer.Typer()
+    commands_plan.register(app)
+    app.command()(lambda: None)
+
+    def call(*options, **keys):
+        scenario = made(**keys)
+        file = tmp_path / "s.yaml"
+        file.write_text(yaml.safe_dump(scenario.model_dump(mode="json", exclude_unset=True)))
+        return CliRunner().invoke(app, ["plan", str(file), "--out", str(tmp_path / "out"), *options])
+
+    return call
+
+
+def test_the_command_writes_and_prints(command, tmp_path):
+    prices = {"cost": {"usd_per_gpu_hour": 2.0}, "goal__api": {"usd_per_mtok_input": 0.001, "usd_per_mtok_output": 0}}
+    done = command(search__over={"engine.gpu_memory_utilization": [0.1, 0.9]}, search__try_changes=True, **prices)
+    assert done.exit_code == 0, done.output
+    assert "No available memory" in done.output
+    assert "The API is cheaper at any load" in done.output
+    folder = tmp_path / "out" / "flat-plan"
+    rows = list(csv.DictReader((folder / "options.csv").read_text().splitlines()))
+    assert len(rows) == 2
+    assert float(rows[1]["highest_load"]) > 5
+    assert rows[0]["refused"]
+    page = (folder / "plan.html").read_text()
+    assert "No available memory" in page
+    assert "http" not in page
+    assert json.loads((folder / "plan.json").read_text())["best"]["target_gpus"] == 1
+
+
+def test_the_command_in_json_and_without_an_answer(command):
+    told = command("--json", "--set", "goal.rate_rps=4")
+    assert json.loads(told.stdout)["best"]["target"] == 4
+    none = command("--set", "goal.slo={ttft_p99_s: 0.01}")
+    assert none.exit_code == 1
+    assert "No configuration meets the goal" in none.output
+    wrong = command("--set", "goal.rate_rps")
+    assert isinstance(wrong.exception, InputError)
+    full = command("--set", "goal.rate_rps=900")
+    assert full.exit_code == 1
+    assert "more than 64 GPUs" in full.output
+
+
+def test_a_datasheet_supports_nothing(made):
+    scenario = made()
+    data = {**scenario.model_dump(mode="json", exclude_unset=True), "profile": None, "device": "h100-sxm"}
+    data["search"] = {"seeds": 2, "draws": 5, "try_changes": True}
+    data["goal"] = {"slo": {"tpot_p95_s": 0.05, "ttft_p99_s": 1.0}}
+    data["workload"] = {**data["workload"], "output_tokens": {"kind": "fixed", "tokens": 20}, "requests": 60}
+    plan = make_plan(check(data, Path()))
+    assert not plan.supported
+    assert "datasheet" in plan.doubts[0]
+    assert any("tensor_parallel_size=2" in change.label for change in plan.changes)
+    assert any("fp8" in change.label for change in plan.changes)
+
+
+def test_a_shipped_profile_end_to_end():
+    scenario = servecast.load(
+        "quickstart",
+        {
+            "workload.requests": 120, "policies": [{"kind": "continuous", "max_num_seqs": 128}], "sweep": {},
+            "goal": {"slo": {"ttft_p99_s": 1.0, "tpot_p95_s": 0.05}, "rate_rps": 12.0},
+            "search": {"seeds": 2, "draws": 4},
+        },
+    )  # fmt: skip
+    plan = make_plan(scenario)
+    assert plan.best.target_gpus == 2
+    assert plan.best.capacity.low < plan.best.capacity.value < plan.best.capacity.high
+    assert plan.best.at_target["ttft_p99_s"].high > plan.best.at_target["ttft_p99_s"].value
