@@ -495,12 +495,12 @@ def test_a_recording_that_is_not_there(tmp_path):
 @pytest.mark.parametrize(
     ("network", "said"),
     [
-        ("3", "no mapping"),
-        ("{up_s: 1}", "no such key"),
+        ("3", "give a mapping"),
+        ("{up_s: 1}", "the keys here are uplink_s, downlink_s"),
         ("{uplink_s: -1}", "at least 0"),
-        ("{uplink_s: x}", "is no time"),
-        ("{downlink_s: true}", "is no time"),
-        ("{downlink_s: .inf}", "is no time"),
+        ("{uplink_s: x}", "is text"),
+        ("{downlink_s: true}", "is a truth value"),
+        ("{downlink_s: .inf}", "is not finite"),
     ],
 )
 def test_a_network_that_cannot_be(tmp_path, network, said):

@@ -126,8 +126,10 @@ def test_no_memory_for_blocks_is_the_first_start_up_error():
     numbers = [float(number) for number in re.findall(r"-?\d+\.\d\d", text)]
     assert numbers[:2] == [71.30, 131.42]
     assert numbers[4] == pytest.approx(numbers[0] - sum(numbers[1:4]), abs=0.03)
-    assert "Try increasing `gpu_memory_utilization`" in text
+    assert "whatever `gpu_memory_utilization` is: take a larger GPU" in text
     assert "\n" not in text
+    with pytest.raises(InputError, match="Try increasing `gpu_memory_utilization`"):
+        budget(gpu_memory_utilization=0.2)  # 16 GB of weights fit the device, only not this share of it
 
 
 def test_too_little_for_one_request_is_the_second_start_up_error():

@@ -22,11 +22,13 @@ import toy_runs as toy
 from servecast import metrics, report
 from servecast.errors import InputError
 from servecast.report import page, plots, tables, words
-from servecast.report.plots.shares import token_shares
+from servecast.report.plots.shares import cost_bars, token_shares
 from servecast.report.plots.slots import _bars as slot_bars
-from servecast.report.plots.style import Plot, colours, heading
+from servecast.report.plots.style import Plot, colours, heading, markers
 from servecast.report.plots.timeline import buckets
-from servecast.report.results import view
+from servecast.report.points import judged, per_policy, regimes
+from servecast.report.trust import step_error
+from servecast.report.view import view
 
 BURST = ([0.0] * 12, [100, 120, 90, 2000, 80, 110] * 2, [30, 40, 1, 35, 300, 28] * 2)
 
@@ -66,7 +68,7 @@ def light(burst: toy.ToyResults, monkeypatch: pytest.MonkeyPatch) -> toy.ToyResu
 
 def test_the_folder_holds_everything(written: Path) -> None:
     figures = ("throughput-latency", "latency-cdf", "timeline", "tokens", "roofline", "cost")
-    expected = {"scenario.yaml", "summary.csv", "requests.csv.gz", "decisions.csv.gz", "report.html"}
+    expected = {"scenario.yaml", "summary.csv", "oom.csv", "requests.csv.gz", "decisions.csv.gz", "report.html"}
     expected |= {f"{name}.{form}" for name in figures for form in ("png", "svg")}
     assert {path.name for path in written.iterdir()} == expected
     assert [path.name for path in written.parent.iterdir()] == ["toy"]
@@ -215,7 +217,11 @@ def test_the_page_stands_alone(written: Path, chat: toy.ToyResults) -> None:
     assert "covariance" not in html
     assert "uncalibrated" not in html.split("</style>")[1]
     assert "Means over 2 seeds" in html
-    assert re.search(r"stable queue: workload.arrivals.rate_rps = (3|12), seed 1\.", html)
+    assert re.search(r"within the targets: workload.arrivals.rate_rps = (3|12), seed 1\.", html)
+    error = (
+        "Step times: held-out steps are met to 0.41 % in the median, 1.12 % at p95; mixed steps -0.30 % in the mean."
+    )
+    assert html.index(error) < html.index("A note with") < html.index("The policies compared")
 
 
 def test_a_data_sheet_is_called_uncalibrated_everywhere(burst: toy.ToyResults, tmp_path: Path) -> None:
@@ -245,7 +251,6 @@ def test_a_policy_without_steps_is_no_reason_to_fail() -> None:
 def test_a_calibrated_model_without_errors_says_that(burst: toy.ToyResults, tmp_path: Path) -> None:
     html = report.write(burst_results(profile=None, roof=None, notes=[]), tmp_path).read_text(encoding="utf-8")
     assert "states no errors" in html
-    assert "Mind that" not in html
     assert not list((tmp_path / "toy").glob("roofline*"))
 
 
@@ -266,7 +271,7 @@ def test_met_03_a_run_in_which_nothing_completes_has_a_report(tmp_path: Path) ->
     assert not re.search(r"\bnan\b", html, re.IGNORECASE)
     row = report.comparison_rows(results.summary)[0]
     assert row["TTFT p99 [s]"] == words.BLANK
-    assert row["done"] == "0"
+    assert row["done"] == "0/3"
 
 
 # ---- words -------------------------------------------------------------------------------------------------------
@@ -300,7 +305,13 @@ def summary_of(**columns: list[Any]) -> pd.DataFrame:
         "tpot_p50_s": [0.020] * count, "oom_failed": [0] * count, "oom_events": [0] * count, "rejected": [0] * count,
         "unfinished": [0] * count, "usd_per_mtok_output": [None] * count, "regime": ["stable"] * count,
     }  # fmt: skip
-    return pd.DataFrame(base | columns)
+    base["ttft_p50_s"] = [value / 2 for value in columns.get("ttft_p99_s", base["ttft_p99_s"])]
+    keys = [name for name in columns if name == "policy" or (name not in base and name not in _MEASURED)]
+    frame = pd.DataFrame(base | columns)
+    return frame[[*keys, "seed", *frame.columns.drop([*keys, "seed"])]]
+
+
+_MEASURED = ("request_throughput_rps", "ttft_p50_s", "busy_fraction")
 
 
 def test_verdict_compares_throughput() -> None:
@@ -312,8 +323,8 @@ def test_verdict_compares_throughput() -> None:
         usd_per_mtok_output=[1.2, 2.0, 0.41],
     )
     assert report.verdict(summary) == (
-        "Continuous serves 11.8 req/s, 3.1 times static (3.80) and 5.1 times padded (2.30), with p99 TTFT at 400 ms "
-        "and median TPOT at 20 ms; padded loses 12 of 100 requests as memory runs out; $0.410 per million output tokens."
+        "Continuous serves 11.8 req/s, 3.1 times static (3.80) and 5.1 times padded (2.30), with p99 TTFT at 400 ms, "
+        "median TPOT at 20 ms and $0.410 per million output tokens; as memory runs out padded loses 12 of 100 requests."
     )
 
 
@@ -325,8 +336,40 @@ def test_verdict_compares_latency_where_throughput_is_equal() -> None:
         tpot_p50_s=[0.02, None],
     )
     assert report.verdict(summary, calibrated=False) == (
-        "Uncalibrated roofline: all 2 policies serve the same 2.01 req/s, continuous with p99 TTFT at 80 ms, "
-        "23.8 times sooner than static (1.90 s)."
+        "Uncalibrated roofline: continuous gives its first token after 40 ms in the median, 24 times sooner than static "
+        "(950 ms), at the same 2.01 req/s, with p99 TTFT at 80 ms."
+    )
+    same_median = summary.assign(ttft_p50_s=0.04, regime="overloaded")
+    assert report.verdict(same_median) == (
+        "Continuous gives its first token after 80 ms at p99, 24 times sooner than static (1.90 s), at the same 2.01 req/s "
+        "(overloaded)."
+    )
+
+
+def test_verdict_compares_latency_where_throughput_is_alike_and_times_are_not() -> None:
+    """A straggler: 1.87 against 1.71 req/s is no news beside 1.31 against 17.2 s."""
+    summary = summary_of(
+        policy=["static", "continuous", "other"],
+        request_throughput_rps=[1.71, 1.87, 1.87],
+        ttft_p99_s=[34.4, 2.62, 2.64],
+        regime=[None] * 3,
+        offered_rps=[None] * 3,
+    )
+    assert report.verdict(summary) == (
+        "Continuous gives its first token after 1.31 s in the median, as soon as other and 13 times sooner than static "
+        "(17.2 s), with p99 TTFT at 2.62 s and median TPOT at 20 ms; throughputs are alike, continuous 1.87, other 1.87 "
+        "and static 1.71 req/s."
+    )
+    near = summary.assign(ttft_p50_s=[1.4, 1.3, 1.3], ttft_p99_s=[2.7, 2.6, 2.6])
+    assert report.verdict(near).startswith(
+        "Continuous serves 1.87 req/s, as many as other and 1.1 times static (1.71),"
+    )
+
+
+def test_verdict_never_says_one_time_sooner() -> None:
+    summary = summary_of(policy=["static", "continuous"], request_throughput_rps=[2.0, 2.01], ttft_p99_s=[0.41, 0.40])
+    assert report.verdict(summary) == (
+        "Continuous and static serve the same 2.01 req/s, with p99 TTFT at 400 ms and median TPOT at 20 ms."
     )
 
 
@@ -336,44 +379,163 @@ def test_verdict_takes_each_policys_best_point_and_means_over_seeds() -> None:
         rate=[1, 1, 1, 1, 2, 2],
         seed=[1, 2, 1, 2, 1, 2],
         request_throughput_rps=[5.0, 5.0, 1.0, 1.0, 9.0, 11.0],
-    )[["policy", "rate", "seed", *summary_of(policy=["a"]).columns.drop(["policy", "seed"]), "request_throughput_rps"]]
-    assert report.verdict(summary).startswith("B serves 10 req/s, 2 times a (5),")
+    )
+    assert report.verdict(summary).startswith("B serves 10 req/s at rate 2, 2 times a (5 at rate 1),")
     summary["oom_failed"] = [3, 3, 5, 7, 0, 0]
     assert report.verdict(summary).endswith(
-        "; a loses 3 of 100 requests as memory runs out at rate 1 and b loses 6 of 100 requests as memory runs out at rate 1."
+        "; as memory runs out a loses requests at rate 1 (3 of 100 there) and b loses requests at rate 1 and below "
+        "(6 of 100 there)."
     )
+
+
+def test_verdict_is_about_the_highest_load_that_is_stable() -> None:
+    """A full server answers most, too late: it is no point to run at, and its price none to pay."""
+    rates = [1, 2, 4, 1, 2, 4]
+    summary = summary_of(
+        policy=["static"] * 3 + ["continuous"] * 3,
+        rate=rates,
+        offered_rps=rates,
+        request_throughput_rps=[0.9, 0.95, 0.96, 1.0, 1.99, 2.5],
+        regime=["overloaded"] * 3 + ["stable", "stable", "overloaded"],
+        usd_per_mtok_output=[9.0, 8.0, 7.0, 3.0, 2.0, 1.0],
+    )
+    assert report.verdict(summary) == (
+        "Continuous serves 1.99 req/s at rate 2, 2.2 times static (0.900 at rate 1, overloaded), with p99 TTFT at 400 ms, "
+        "median TPOT at 20 ms and $2 per million output tokens."
+    )
+    assert report.verdict(summary.assign(regime="overloaded")).startswith(
+        "Continuous serves 1 req/s (overloaded) at rate 1"
+    )
+    seeds = pd.concat([summary, summary.assign(seed=2, regime="stable")], ignore_index=True)
+    rows = per_policy(seeds)
+    assert rows["regime"].tolist() == ["1 of 2 stable"] * 3 + ["stable", "stable", "1 of 2 stable"]
+    assert judged(rows).rows["rate"].tolist() == [2, 1]
+    assert report.comparison_rows(summary_like(seeds))[0]["queue"] == "1 of 2 stable"
+
+
+def summary_like(summary: pd.DataFrame) -> pd.DataFrame:
+    """With every column that the comparison shows."""
+    return summary.assign(**{name: 0.0 for _, name, _ in words.COLUMNS if name not in summary})
+
+
+def test_regimes_of_several_seeds_are_counted() -> None:
+    assert regimes(pd.Series(["stable", "backlogged", "stable"])) == "2 of 3 stable"
+    assert regimes(pd.Series(["overloaded", "backlogged", "overloaded"])) == "2 of 3 overloaded"
+    assert regimes(pd.Series(["backlogged"] * 3)) == "backlogged"
+    assert regimes(pd.Series([None, None])) is None
+
+
+def test_verdict_compares_points_at_which_nothing_is_lost_and_names_the_cliff() -> None:
+    sizes = [32, 64, 128, 192]
+    summary = summary_of(
+        policy=["static"] * 4 + ["padded"] * 4 + ["continuous"],
+        size=[*sizes, *sizes, None],
+        request_throughput_rps=[1.3, 1.9, 2.64, 0.4, 0.955, 1.0, 1.67, 0.3, 5.76],
+        oom_failed=[0, 0, 0, 94, 0, 3, 8, 94, 0],
+        regime=[None] * 9,
+        offered_rps=[None] * 9,
+    )
+    assert report.verdict(summary) == (
+        "Continuous serves 5.76 req/s, 2.2 times static (2.64 at size 128) and 6.0 times padded (0.955 at size 32), with "
+        "p99 TTFT at 400 ms and median TPOT at 20 ms; as memory runs out static loses requests at size 192 and above "
+        "(94 of 100 there) and padded loses requests at size 64 and above (3 of 100 there)."
+    )
+    rows = report.comparison_rows(summary_like(summary))
+    assert [(row["policy"], row["size"]) for row in rows][-2:] == [("padded", "192"), ("continuous", words.BLANK)]
+    room = summary_of(
+        policy=["static"] * 3, blocks=[400, 120, 40], request_throughput_rps=[3.0, 2.0, 1.0], oom_failed=[0, 5, 9]
+    )
+    assert report.verdict(room).endswith("static loses requests at blocks 120 and below (5 of 100 there).")
+    gap = room.assign(blocks=[40, 120, 400], oom_failed=[0, 5, 0])
+    assert report.verdict(gap).endswith("static loses requests at blocks 120 first (5 of 100 there).")
+    named = room.assign(blocks=["a", "b", "c"])
+    assert report.verdict(named).endswith("static loses requests at blocks b (5 of 100 there).")
 
 
 def test_verdict_with_targets() -> None:
     summary = summary_of(
-        policy=["static", "continuous", "other"], request_throughput_rps=[3.0, 9.0, 8.9], goodput_rps=[0.0, 8.8, 8.75]
+        policy=["static", "continuous", "other"],
+        request_throughput_rps=[3.0, 9.0, 8.9],
+        goodput_rps=[0.0, 8.8, 4.4],
+        regime=["overloaded", "stable", "stable"],
     )
     slo = {"ttft_s": 1.0, "tpot_s": 0.05, "e2e_s": None}
     assert report.verdict(summary, slo) == (
-        "Continuous serves 9 req/s, as many as other and 3 times static (3), with p99 TTFT at 400 ms and median TPOT "
-        "at 20 ms; within the targets (TTFT ≤ 1 s, TPOT ≤ 50 ms) continuous 8.80, other 8.75 and static 0 req/s."
+        "Continuous serves 8.80 req/s within the targets (TTFT ≤ 1 s, TPOT ≤ 50 ms), 2 times other (4.40), where static "
+        "serves none (overloaded), with p99 TTFT at 400 ms and median TPOT at 20 ms; late answers included, continuous "
+        "serves 9, other 8.90 and static 3 (overloaded) req/s."
     )
-    summary["goodput_rps"] = 0.0
-    assert report.verdict(summary).endswith("; no policy meets the targets.")
+    even = summary.assign(goodput_rps=[2.99, 8.9, 8.85])
+    assert report.verdict(even).startswith(
+        "Continuous serves 8.90 req/s within the targets, as many as other and 3.0 times"
+    )
+    assert "late answers" not in report.verdict(even)
+    assert report.verdict(summary.assign(goodput_rps=0.0), slo).startswith(
+        "No policy meets the targets (TTFT ≤ 1 s, TPOT ≤ 50 ms): continuous serves 9 req/s, as many as other and 3 times"
+    )
     assert report.verdict(summary_of(policy=["static"], request_throughput_rps=[3.0])) == (
         "Static serves 3 req/s, with p99 TTFT at 400 ms and median TPOT at 20 ms."
     )
-    summary["request_throughput_rps"] = [0.0, 9.0, 0.0]
-    assert "where other serves none" in report.verdict(summary)
+    none = summary.assign(goodput_rps=None, request_throughput_rps=[0.0, 9.0, 0.05])
+    assert ", where other serves 0.0500 and static none (overloaded), with" in report.verdict(none)
+
+
+def test_price_of_the_verdict_is_the_price_of_the_figure() -> None:
+    rates = [1, 2, 4]
+    summary = summary_of(
+        policy=["static"] * 3 + ["continuous"] * 3,
+        rate=rates * 2,
+        request_throughput_rps=[0.9, 0.95, 0.96, 1.0, 1.99, 2.5],
+        goodput_rps=[0.5, 0.1, 0.0, 1.0, 1.9, 0.3],
+        usd_per_mtok_output=[9.0, 8.0, 7.0, 3.0, 2.0, 1.0],
+        busy_fraction=[1.0] * 6,
+    )
+    drawn = cost_bars(toy.ToyResults({"name": "toy"}, summary, summary, summary, summary, [], None, None))
+    assert drawn is not None
+    told = [text.get_text() for text in drawn.figure.axes[0].texts]
+    assert told == ["$9   rate 1, busy 100 %", "$2   rate 2, busy 100 %"]
+    assert "at rate 2, 3.8 times static (0.500 at rate 1)" in report.verdict(summary)
+    assert "$2 per million output tokens" in report.verdict(summary)
+
+
+def test_the_error_of_the_step_times_is_one_line() -> None:
+    operators = [
+        {"operator": "GEMM", "along": "m", "median": 0.0354, "p95": 0.1737, "signed_mean": 0.004},
+        {"operator": "decode attention", "along": "rows", "median": 0.0289, "p95": 0.1953, "signed_mean": 0.005},
+    ]
+    whole = [
+        {"operator": "whole step", "along": "all", "median": 0.0389, "p95": 0.09701, "signed_mean": -0.00078},
+        {"operator": "whole step", "along": "mixed", "median": 0.03968, "p95": 0.07861, "signed_mean": 0.009275},
+    ]
+    sums = [
+        {"part": "random", "regime": "all", "rows_each": 16, "median": 0.008, "p95": 0.0161, "signed_mean": -0.0012}
+    ]
+    assert step_error({"held_out": operators}, calibrated=True) == (
+        "Step times: put together of operators measured one by one; left-out points of their tables are met to 2.89 % to "
+        "3.54 % in the median, 20 % at p95."
+    )
+    assert step_error({"held_out": whole}, calibrated=True) == (
+        "Step times: held-out steps are met to 3.89 % in the median, 9.70 % at p95; mixed steps +0.93 % in the mean."
+    )
+    assert step_error({"held_out": sums}, calibrated=True) == (
+        "Step times: held-out sums of 16 steps are met to 0.80 % in the median, 1.61 % at p95; -0.12 % in the mean."
+    )
+    assert step_error(None, calibrated=True) == "Step times: calibrated, but no error is stated."
+    assert "uncalibrated" in step_error(None, calibrated=False)
 
 
 def test_comparison_leaves_out_what_nothing_fills(chat: toy.ToyResults) -> None:
     rows = report.comparison_rows(chat.summary)
     assert len(rows) == 6
-    assert list(rows[0])[:4] == ["policy", "rate_rps", "done", "of"]
+    assert list(rows[0])[:4] == ["policy", "rate_rps", "done", "req/s"]
     assert rows[0]["rate_rps"] == "3"
     assert "$/M output" in rows[0]
     bare = chat.summary.assign(usd_per_mtok_output=None, goodput_rps=None)
     assert {"$/M output", "good req/s"}.isdisjoint(report.comparison_rows(bare)[0])
     both = chat.summary.assign(regime=["stable", "overloaded"] * 6)
-    assert "overloaded" in {word for row in report.comparison_rows(both) for word in row["queue"].split(", ")}
+    assert {row["queue"] for row in report.comparison_rows(both)} == {"1 of 2 stable"}
     swept = chat.summary.assign(**{"workload.arrivals.rate_rps": [0.5, None] * 6})
-    assert {row["rate_rps"] for row in report.comparison_rows(swept)} == {"0.500000", words.BLANK}
+    assert {row["rate_rps"] for row in report.comparison_rows(swept)} == {"0.5", words.BLANK}
 
 
 # ---- figures -----------------------------------------------------------------------------------------------------
@@ -475,19 +637,41 @@ def test_figures_show_the_highest_load_that_some_policy_keeps_up_with(chat: toy.
         results = toy.ToyResults(**{**chat.__dict__, "summary": summary.assign(**columns)})
         return view(results).summary[key].unique().tolist()
 
-    assert at() == [3]
-    assert at(regime="stable") == [12]
-    assert at(regime="overloaded") == [3]
-    assert at(regime=None, offered_rps=None, oom_failed=0) == [12]
+    good = {"goodput_rps": np.where(summary[key] == 3, 2.9, 1.0)}
+    assert at(**good) == [3]
+    assert at(goodput_rps=None) == [3]
+    assert at(goodput_rps=None, regime="stable") == [12]
+    assert at(goodput_rps=None, regime="overloaded") == [3]
+    assert at(**good, regime=None, offered_rps=None, oom_failed=0) == [3]
+    assert at(goodput_rps=None, regime=None, offered_rps=None, oom_failed=0) == [12]
     chosen = view(chat)
     assert chosen.summary["seed"].unique().tolist() == [1]
     assert len(chosen.requests) == 3 * 120
 
 
+def test_a_policy_without_one_of_two_swept_keys_has_its_line(chat: toy.ToyResults) -> None:
+    names = ("summary", "requests", "decisions", "oom")
+    sized = {
+        name: (table := getattr(chat, name)).assign(size=np.where(table["policy"] == "static", 8.0, math.nan))[
+            [
+                "policy",
+                "workload.arrivals.rate_rps",
+                "size",
+                *table.columns.drop(["policy", "workload.arrivals.rate_rps"]),
+            ]
+        ]
+        for name in names
+    }
+    drawn = plots.draw(toy.ToyResults(**{**chat.__dict__, **sized}))
+    both = [{plot.name: plot for plot in every}["throughput-latency"] for every in (drawn, plots.draw(chat))]
+    points = [sum(len(line.get_xdata()) for line in plot.figure.axes[0].lines) for plot in both]
+    assert points[0] == points[1]
+
+
 def test_a_missing_swept_value_is_a_point_too(burst: toy.ToyResults) -> None:
     tables_ = {
         name: pd.concat(
-            [frame.assign(**{"engine.kv_blocks": value}) for value in (100.0, math.nan)], ignore_index=True
+            [frame.assign(**{"engine.kv_blocks": value}) for value in (math.nan, 100.0)], ignore_index=True
         )[["policy", "engine.kv_blocks", *frame.columns.drop("policy")]]
         for name, frame in (("summary", burst.summary), ("requests", burst.requests), ("decisions", burst.decisions))
     }
@@ -522,8 +706,8 @@ def test_a_policy_that_a_swept_key_is_not_about_stands_at_every_point(burst: toy
 
     names = ("summary", "requests", "decisions", "oom")
     shown = view(toy.ToyResults(**{**burst.__dict__, **{name: spread(getattr(burst, name)) for name in names}}))
-    assert shown.where == "size = 256.0"
-    assert shown.reason == "the last point of the sweep"
+    assert shown.where == "size = 32"
+    assert shown.reason.startswith("the point at which")
     assert shown.summary["policy"].tolist() == ["static", "padded", "continuous"]
     assert len(shown.requests) == len(burst.requests)
 
@@ -561,9 +745,14 @@ def test_a_long_stay_fills_every_bucket_it_spans() -> None:
 
 def test_policies_keep_their_colours() -> None:
     names = ("static", "padded", "continuous", "continuous max_num_seqs=64", "mine")
-    taken = colours(names)
-    assert taken["continuous"] == colours(("continuous",))["continuous"]
-    assert len(set(taken.values())) == 5
+    for looks in (colours, markers):
+        taken = looks(names)
+        assert taken["continuous"] == looks(("continuous",))["continuous"]
+        assert len(set(taken.values())) == 5
+        assert looks(("mine", "continuous"), {"mine": "static"}) == {
+            "mine": taken["static"],
+            "continuous": taken["continuous"],
+        }
     assert heading("x" * 60, 10) == "x" * 9 + "…"
 
 

@@ -289,6 +289,11 @@ class ToyResults:
     profile: dict[str, Any] | None
     roof: Roof | None
 
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Toys are called after their kinds."""
+        return {policy: policy for policy in dict.fromkeys(self.summary["policy"])}
+
 
 def toy_results(points: Sequence[tuple[dict[str, Any], dict[str, ToyRun]]], **fields: Any) -> ToyResults:
     """Results of runs: (point keys with the seed last, runs by policy) each."""

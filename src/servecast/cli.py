@@ -6,18 +6,21 @@ import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
 
 import typer
 
-from servecast import commands_device
+from servecast import commands_device, commands_diff, commands_plan
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from servecast.planning.cluster import Cluster
+    from servecast.planning.points_store import PointsStore
     from servecast.planning.results import Results
     from servecast.scenario import Scenario
+    from servecast.validation.execute import OnDevice
     from servecast.workload.traces.trace_file import TraceFile
 
 EXIT_INPUT = 2
@@ -76,6 +79,13 @@ class Over(StrEnum):
     drop = "drop"
     clip = "clip"
     reject = "reject"
+
+
+class Backend(StrEnum):
+    """Where the runs of a sweep are made."""
+
+    local = "local"
+    dask = "dask"
 
 
 class Export(StrEnum):
@@ -144,6 +154,16 @@ def run(
         list[Export],
         typer.Option(help="Also write each run as vLLM's result JSON, an llm-d report, or a Perfetto trace."),
     ] = [],  # noqa: B006
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Make every run anew; else what an earlier, stopped sweep made is taken.")
+    ] = False,
+    backend: Annotated[Backend, typer.Option(help="local: processes here; dask: a cluster's workers.")] = Backend.local,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="The cluster's scheduler, as in tcp://host:8786.")
+    ] = None,
+    execute: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="Compute the steps on cpu, cuda or cuda:N instead.")
+    ] = None,
 ) -> None:
     """Simulate scenarios: tables, figures and a report for each.
 
@@ -154,8 +174,11 @@ def run(
         servecast run a.yaml b.yaml --jobs 2 --seed 7
 
         servecast run quickstart --set 'policies[2].max_num_seqs=64' --set seeds=3
+
+        servecast run mine.yaml --execute cuda:0
     """
     from servecast import scenario
+    from servecast.planning import cluster
 
     overrides = _overrides(changes)
     if seed is not None:
@@ -166,21 +189,56 @@ def run(
         if names.count(name) > 1:
             raise InputError("scenario.name", f"{name!r} is the name of two scenarios: they would share one folder")
     kinds = tuple(kind.value for kind in export)
-    incomplete = [each.name for each in loaded if not _run_one(each, out, jobs, kinds)]
+    device = None if execute is None else commands_device.executing(execute, jobs)
+    if device is not None and scheduler is not None:
+        raise InputError("--execute", "a device computes here, not on a cluster: take out --backend and --scheduler")
+    with cluster.chosen(backend.value, scheduler) as there:
+        how = Sitting(out, jobs, fresh, there, device)
+        incomplete = [each.name for each in loaded if not _run_one(each, how, kinds)]
     if incomplete:
         raise typer.Exit(EXIT_INPUT)
 
 
-def _run_one(scenario: Scenario, out: Path, jobs: int, exports: tuple[str, ...]) -> bool:
-    """Simulate, write, print; whether every run could be made."""
+class Sitting(NamedTuple):
+    """How and where the runs of a scenario are made."""
+
+    out: Path
+    jobs: int
+    fresh: bool
+    cluster: Cluster | None
+    device: OnDevice | None
+
+
+def _run_one(scenario: Scenario, how: Sitting, exports: tuple[str, ...]) -> bool:
+    """Simulate or execute, write, print; whether every run could be made."""
+    from servecast.planning import points_store
+
+    with points_store.opened(how.out / scenario.name, fresh=how.fresh) as store:  # for this process alone, to its end
+        return _run_into(scenario, how, exports, store)
+
+
+def _run_into(scenario: Scenario, how: Sitting, exports: tuple[str, ...], store: PointsStore) -> bool:
     import dataclasses
 
     from servecast import report, terminal
-    from servecast.planning.sweep import simulate
+    from servecast.planning.sweep import modelled, simulate
     from servecast.scenario import seen_from
 
+    out, device = how.out, how.device
     with terminal.progress(scenario.name) as progress:
-        results = simulate(scenario, jobs=jobs, progress=progress)
+        results = simulate(
+            scenario,
+            jobs=how.jobs,
+            progress=progress,
+            store=store if device is None else None,
+            cluster=how.cluster,
+            machines=device or modelled,
+        )
+    if device is not None:
+        results = dataclasses.replace(results, notes=(device.described(), *results.notes))
+    if results.resumed:
+        made = len(results.outcomes) + len(results.failures) + results.missing
+        print(f"resumed: {results.resumed} of {made} runs were made before (--fresh makes all anew)")
     placed = dataclasses.replace(results, scenario=seen_from((out / scenario.name).resolve(), results.scenario))
     page = report.write(placed, out)
     terminal.print_results(scenario, results)
@@ -203,6 +261,7 @@ def _export(scenario: Scenario, results: Results, out: Path, kinds: tuple[str, .
     runs = [
         ("-".join(filter(None, (outcome.policy, outcome.point, f"seed{outcome.seed}"))), outcome.run)
         for outcome in results.outcomes
+        if outcome.run is not None
     ]
     write_exports(
         folder,
@@ -529,6 +588,8 @@ def schema() -> None:
 
 
 commands_device.register(app)
+commands_diff.register(app)
+commands_plan.register(app)
 
 
 def _overrides(changes: Iterable[str]) -> dict[str, object]:

@@ -181,7 +181,8 @@ def plan(
             window_bytes, block_bytes = aside, growing
         kv_blocks = whole_blocks(kv_bytes - window_bytes, block_bytes) - 1
         if kv_blocks < 1:
-            raise InputError("engine.gpu_memory_utilization", _no_memory(usable, weights, activations, overhead))
+            problem = _no_memory(device, usable, weights, activations, overhead)
+            raise InputError("engine.gpu_memory_utilization", problem)
     else:
         kv_bytes = (kv_blocks + 1) * block_bytes
     longest = kv_blocks * block_size
@@ -213,12 +214,17 @@ def plan(
     )
 
 
-def _no_memory(usable: float, weights: float, activations: float, overhead: float) -> str:
+def _no_memory(device: DeviceSpec, usable: float, weights: float, activations: float, overhead: float) -> str:
     left = usable - weights - activations - overhead
+    helps = "Try increasing `gpu_memory_utilization`, a device with more memory, or a larger tensor_parallel_size"
+    if weights + activations + overhead >= device.memory_bytes:
+        helps = (
+            f"That is more than all of {device.name}, whatever `gpu_memory_utilization` is: take a larger GPU, "
+            "a larger tensor_parallel_size, or a model with quantised weights"
+        )
     return (
         f"No available memory for the cache blocks: {usable / GIB:.2f} GiB usable - {weights / GIB:.2f} weights "
-        f"- {activations / GIB:.2f} activations - {overhead / GIB:.2f} runtime = {left / GIB:.2f} GiB. "
-        "Try increasing `gpu_memory_utilization`, a device with more memory, or a larger tensor_parallel_size"
+        f"- {activations / GIB:.2f} activations - {overhead / GIB:.2f} runtime = {left / GIB:.2f} GiB. {helps}"
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+import textwrap
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,14 +18,16 @@ if TYPE_CHECKING:
     from servecast.planning.sweep import Progress
     from servecast.scenario import Scenario
 
-PIPE_WIDTH = 400  # where no terminal limits the width
+PIPE_WIDTH = 400  # where neither a terminal nor COLUMNS limits the width
+NARROWEST = 40
 GAP = 3  # what a column of a table takes beside its text
 
-#: Columns of the comparison that give way on a narrow terminal, the first one first.
+#: Columns of the comparison that give way on a narrow terminal, the first one first; before all, those with nothing.
 EXPENDABLE = (
-    "of", "busy", "ITL p99 [ms]", "KV peak", "TTFT p50 [s]", "done", "queue", "output tok/s", "preempted", "OOM",
-    "padding", "idle slots", "TPOT p50 [ms]",
+    "busy", "ITL p99 [ms]", "KV peak", "output tok/s", "done", "TTFT p50 [s]", "idle slots", "padding", "preempted",
+    "OOM", "$/M output", "TPOT p50 [ms]", "queue",
 )  # fmt: skip
+NOTHING = ("0", "0 %", "\u2013")
 
 
 class Tabular(Protocol):
@@ -42,7 +47,26 @@ def console() -> Console:
     """Standard output: text as it is, without colour by guess or markup."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, markup=False, emoji=False)
+    return Console(width=_columns() or PIPE_WIDTH, highlight=False, markup=False, emoji=False)
+
+
+def _columns() -> int | None:
+    """How wide the output may be: what COLUMNS says, else the terminal; None where neither limits it."""
+    said = os.environ.get("COLUMNS", "")
+    if said.isdecimal() and int(said):
+        return max(int(said), NARROWEST)
+    return os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
+
+
+def say(text: str, indent: int = 0) -> None:
+    """Print a sentence, wrapped where the width is limited; what follows its first line is set in further."""
+    width = console().width
+    first = " " * indent
+    if width >= PIPE_WIDTH:
+        print(first + text)
+        return
+    rest = first + "  " if indent else ""
+    print(textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False))
 
 
 def print_tables(tables: Iterable[Tabular]) -> None:
@@ -70,50 +94,95 @@ def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]])
 
 def print_results(scenario: Scenario, results: Results) -> None:
     """What was simulated with which settings, the table that compares the policies, and the verdict."""
-    from servecast.report import words
+    from servecast.report import verdict, words
 
     calibrated = bool(results.scenario["derived"]["calibrated"])
-    for line in _settings(scenario, results, calibrated):
-        print(line)
+    for indent, line in _settings(scenario, results, calibrated):
+        say(line, indent)
     rows = words.comparison_rows(results.summary)
     heads = list(dict.fromkeys(head for row in rows for head in row))
     shown, left_out = _fitting(heads, rows, console().width)
     cells = [[row.get(head, "") for head in shown] for row in rows]
     print_table("", ["\n".join(head.split()) for head in shown], cells)
     if left_out:
-        print(f"({left_out} more columns on a wider terminal; all are in summary.csv)")
-    print(words.verdict(results.summary, results.scenario.get("slo"), calibrated=calibrated))
+        say(f"({left_out} more columns on a wider terminal; all are in summary.csv)")
+    say(verdict(results.summary, results.scenario.get("slo"), calibrated=calibrated))
 
 
-def _settings(scenario: Scenario, results: Results, calibrated: bool) -> Iterator[str]:
-    derived, engine = results.scenario["derived"], results.scenario["engine"]
+def _settings(scenario: Scenario, results: Results, calibrated: bool) -> Iterator[tuple[int, str]]:
+    """Lines with their indents: what ran, what each policy was, how far the numbers can be trusted."""
+    from servecast.report.trust import step_error
+
+    data = results.scenario
     mark = "calibrated" if calibrated else "datasheet, uncalibrated"
     seeds = f"seed {scenario.workload.seed}" + (f" and {scenario.seeds - 1} more" if scenario.seeds > 1 else "")
-    yield (
-        f"{scenario.name}: {scenario.model} on {scenario.profile or scenario.device} ({mark}), "
-        f"gpu_memory_utilization {engine['gpu_memory_utilization']:g}, restart_s {engine['restart_s']:g}, {seeds}"
+    model, device, utilization, restart_s = (
+        _swept(scenario, key, value)
+        for key, value in (
+            ("model", data["model"]),
+            ("profile" if scenario.profile else "device", scenario.profile or scenario.device),
+            ("engine.gpu_memory_utilization", data["engine"]["gpu_memory_utilization"]),
+            ("engine.restart_s", data["engine"]["restart_s"]),
+        )
     )
-    for label, entry in zip(scenario.labels(), scenario.policies, strict=True):
-        memory = derived["memory"][label]
-        # What is off is left out: 0 and false, but for chunked prefill, which users look for.
-        settings = ", ".join(
-            f"{key} {plain(value)}"
-            for key, value in entry.parameters().items()
-            if value or key == "enable_chunked_prefill"
-        )
-        yield (
-            f"  {label}: {settings}; {memory['kv_blocks']:,} KV blocks = {memory['kv_tokens']:,} tokens, "
-            f"max_model_len {memory['max_model_len']:,}"
-        )
+    what = f"{scenario.name}: {model} on {device} ({mark})"
+    yield 0, f"{what}, gpu_memory_utilization {utilization}, restart_s {restart_s}, {seeds}"
+    for at, label in enumerate(scenario.labels()):
+        yield 2, f"{label}: {_policy(scenario, results, at, label)}"
+    yield 2, step_error(results.profile, calibrated=calibrated)
     for note in results.notes:
-        yield f"  {note}"
+        yield 2, note
+
+
+def _policy(scenario: Scenario, results: Results, at: int, label: str) -> str:
+    """The parameters of one policy and the memory it had."""
+    entry = scenario.policies[at]
+    settled = results.scenario["policies"][at]
+    # What is off is left out: 0 and false, but for chunked prefill, which users look for.
+    settings = [
+        f"{key} {_swept(scenario, f'policies[{at}].{key}', settled[key])}"
+        for key in entry.parameters()
+        if settled[key] or key == "enable_chunked_prefill" or _sweeps(scenario, f"policies[{at}].{key}")
+    ]
+    plans = [outcome.memory for outcome in results.outcomes if outcome.policy == label]
+    if not plans:  # not one of its runs could be made
+        return ", ".join(settings)
+    blocks, tokens, longest = (
+        _spread([getattr(plan, name) for plan in plans]) for name in ("kv_blocks", "kv_tokens", "max_model_len")
+    )
+    return f"{', '.join(settings)}; {blocks} KV blocks = {tokens} tokens, max_model_len {longest}"
+
+
+def _swept(scenario: Scenario, key: str, value: object) -> str:
+    """A setting as one run has it, or all the values that the sweep gives it."""
+    values = _sweeps(scenario, key)
+    return plain(value) if not values else f"{_spread(values)} by sweep" if len(values) > 1 else plain(values[0])
+
+
+def _sweeps(scenario: Scenario, key: str) -> Sequence[object]:
+    """The values a sweep gives to one setting; none where it leaves it alone."""
+    for path, values in scenario.sweep.items():
+        if key in (path, re.sub(r"\.(\d+)\b", r"[\1]", path)):
+            return values
+        every = re.fullmatch(r"policies(?:\[\*\]|\.\*)\.(.+)", path)
+        if every and re.fullmatch(rf"policies\[\d+\]\.{re.escape(every[1])}", key):
+            return values
+    return ()
+
+
+def _spread(values: Sequence[Any]) -> str:
+    """Several values in a few words: all of them, or the ends where they are more than two numbers."""
+    distinct = list(dict.fromkeys(values))
+    if len(distinct) > 2 and all(isinstance(value, (int, float)) for value in distinct):
+        return f"{plain(min(distinct))} to {plain(max(distinct))}"
+    return " or ".join(plain(value) for value in distinct)
 
 
 def _fitting(heads: list[str], rows: list[dict[str, str]], width: int) -> tuple[list[str], int]:
     """The columns that fit into ``width``, and how many had to give way."""
     widths = {head: max([*map(len, head.split()), *(len(row.get(head, "")) for row in rows)]) + GAP for head in heads}
     shown = list(heads)
-    for head in EXPENDABLE:
+    for head in sorted(EXPENDABLE, key=lambda head: any(row.get(head) not in NOTHING for row in rows)):
         if sum(widths[name] for name in shown) < width:
             break
         if head in shown:

@@ -3,7 +3,7 @@
 from servecast.metrics.frames import decisions_frame, keyed, oom_frame, requests_frame
 from servecast.metrics.gaps import GapHistogram, token_gaps
 from servecast.metrics.log import mean_shapes
-from servecast.metrics.summary import PERCENTILE_RULE, PERCENTILES, Slo, Window, latencies, regime, summarise
+from servecast.metrics.summary import PERCENTILE_RULE, PERCENTILES, Slo, Value, Window, latencies, regime, summarise
 from servecast.metrics.waste import Hardware
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "GapHistogram",
     "Hardware",
     "Slo",
+    "Value",
     "Window",
     "decisions_frame",
     "keyed",

@@ -53,8 +53,11 @@ def oom_frame(run: Run) -> pd.DataFrame:
     """One row an out-of-memory event: when, how many requests it took, bytes wanted and bytes there."""
     import pandas as pd
 
-    fields = ("time_s", "requests", "wanted_bytes", "available_bytes")
-    return pd.DataFrame({name: [getattr(event, name) for event in run.oom] for name in fields})
+    counts = ("requests", "wanted_bytes", "available_bytes")
+    columns = {"time_s": np.array([event.time_s for event in run.oom], dtype=np.float64)}
+    # With their types even where there are none, so that joined with other runs' they stay what they are.
+    columns |= {name: np.array([round(getattr(event, name)) for event in run.oom], dtype=np.int64) for name in counts}
+    return pd.DataFrame(columns)
 
 
 def keyed(frame: pd.DataFrame, keys: Mapping[str, object]) -> pd.DataFrame:

@@ -57,7 +57,10 @@ def waste(decisions: Columns) -> dict[str, float | None]:
     """Where the computed tokens went, in tokens and for slots in seconds of the whole GPU.
 
     Finished rows of a padded batch are computed, so they are padding, and hold a slot, so they are slot waste too;
-    ``idle_slot_tokens`` has only what was held and not computed.
+    ``idle_slot_tokens`` has only what was held and not computed. Slot waste is of seats whose
+    row computes nothing: in a closed batch the finished ones. Continuous batching has none, but for two things that
+    vLLM does too: with asynchronous scheduling the seat of a row that has ended is held for one decision more, and with
+    priorities a row may have to go without a token in a step where blocks are short.
     """
     iterations, slots = decisions["iterations"], decisions["slots"]
     rows = decisions["prefill_rows"] + decisions["decode_rows"]

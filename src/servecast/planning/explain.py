@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from servecast.scenario.serving import Serving
 
 GIB = 1 << 30
-RIDGE = 140.0  # FLOP per byte: the worked example
+RIDGE = 140.0  # FLOP per byte: a round number near an A100's, to reckon with
 
 
 class Table(NamedTuple):
@@ -56,41 +56,65 @@ def bare_scenario(model: str, device: str | None, profile: str | None, folder: P
 def explain(scenario: Scenario, lengths: Sequence[int] = ()) -> Iterator[Table]:
     """Memory budget, concurrency at ``lengths`` and ridge of a scenario.
 
-    Raises InputError with vLLM's own start-up errors where the engine would not start.
+    Raises InputError with vLLM's own start-up errors where the engine would not start, after the budget that shows why.
     """
     served = serving(scenario)
     steps: dict[tuple[int, int], list[str]] = {}
     for label, entry in zip(scenario.labels(), scenario.policies, strict=True):
         steps.setdefault(step_set_aside(entry.build()), []).append(label)
     for step, labels in steps.items():
-        budget = plan(scenario, served, step)
+        try:
+            budget = plan(scenario, served, step)
+        except InputError as error:
+            if error.place.endswith(("gpu_memory_utilization", "max_model_len")):  # it is memory that is short
+                yield _overdrawn(scenario, served, step, ", ".join(labels))
+            raise
         yield _budget(scenario, served, budget, step, ", ".join(labels))
         yield _concurrency(budget, lengths, ", ".join(labels))
     yield _ridge(served, budget)
 
 
-def _budget(scenario: Scenario, served: Serving, budget: MemoryPlan, step: tuple[int, int], label: str) -> Table:
-    split = f" / {served.tensor_parallel} GPUs" if served.tensor_parallel > 1 else ""
-    parameters = served.model.parameters()
+def _spent(scenario: Scenario, served: Serving, step: tuple[int, int]) -> tuple[list[tuple[str, str, str]], float]:
+    """The lines of the budget down to the KV cache, and the bytes they leave."""
+    model, split = served.model, served.tensor_parallel
+    usable = served.memory_share * served.device.memory_bytes
+    eager = scenario.engine.enforce_eager
     rows = [
-        ("device memory", _gib(budget.total_bytes), f"{served.device.name}, as the driver shows it"),
+        ("device memory", float(served.device.memory_bytes), f"{served.device.name}, as the driver shows it"),
+        ("usable", usable, f"gpu_memory_utilization {served.memory_share:g} x device memory ({scenario.engine.like})"),
         (
-            "usable",
-            _gib(budget.usable_bytes),
-            f"gpu_memory_utilization {served.memory_share:g} x device memory ({scenario.engine.like})",
+            "- weights",
+            model.weight_bytes(split),
+            f"{model.parameters():,} parameters" + (f" / {split} GPUs" if split > 1 else ""),
         ),
-        ("- weights", _gib(budget.weight_bytes), f"{parameters:,} parameters{split}"),
         (
             "- activation peak",
-            _gib(budget.activation_bytes),
+            model.activation_bytes_peak(*step, split),
             f"step of {step[0]:,} tokens, {step[1]:,} rows sampled",
         ),
         (
             "- runtime overhead",
-            _gib(budget.overhead_bytes),
-            "libraries, communicator" if scenario.engine.enforce_eager else "libraries, CUDA graphs, communicator",
+            float(memory.overhead_bytes(split, eager)),
+            ", ".join(["libraries", *([] if eager else ["CUDA graphs"]), *(["communicator"] if split > 1 else [])]),
         ),
+    ]
+    left = usable - sum(count for name, count, _ in rows if name.startswith("-"))
+    return [(name, _gib(count), how) for name, count, how in rows], left
+
+
+def _overdrawn(scenario: Scenario, served: Serving, step: tuple[int, int], label: str) -> Table:
+    """The budget of an engine that would not start, as far as it goes."""
+    rows, left = _spent(scenario, served, step)
+    note = "less than nothing" if left < 0 else "too little: the error says for what"
+    rows.append(("= left for KV", _gib(left), note))
+    return Table(f"memory per GPU: {served.model.name}, {label}", ("", "", "how"), tuple(rows))
+
+
+def _budget(scenario: Scenario, served: Serving, budget: MemoryPlan, step: tuple[int, int], label: str) -> Table:
+    rows = [
+        *_spent(scenario, served, step)[0],
         ("= KV cache", _gib(budget.kv_bytes), _cache(scenario, budget)),
+        *_windows(served, budget),
         (
             "KV blocks",
             f"{budget.kv_blocks:,}",
@@ -104,6 +128,19 @@ def _budget(scenario: Scenario, served: Serving, budget: MemoryPlan, step: tuple
         ("max_model_len", f"{budget.max_model_len:,}", "longest prompt plus answer"),
     ]
     return Table(f"memory per GPU: {served.model.name}, {label}", ("", "", "how"), tuple(rows))
+
+
+def _windows(served: Serving, budget: MemoryPlan) -> Iterator[tuple[str, str, str]]:
+    """What sliding windows take of the KV cache, and in which of the two layouts; nothing for a model without any."""
+    aside = served.model.window_bytes(budget.block_size, budget.kv_dtype, served.tensor_parallel)
+    if not aside:
+        return
+    each = f"{_mib(aside)} for each of {budget.max_num_seqs:,} sequences"
+    if budget.window_bytes:
+        how = f"set aside, {each}: a smaller max_num_seqs leaves more; blocks hold full layers alone"
+    else:
+        how = f"every layer counted in full, which holds more than {each} set aside; a smaller max_num_seqs may turn it"
+    yield "- sliding windows", _gib(budget.window_bytes), how
 
 
 def _cache(scenario: Scenario, budget: MemoryPlan) -> str:
@@ -168,7 +205,7 @@ def worked_numbers() -> Iterator[Table]:
     )
     crossing = lessons.ridge_crossing(RIDGE)
     reached = "never" if crossing.with_activations is None else f"{crossing.with_activations:,}"
-    ridges = [(f"ridge of {RIDGE:g}", f"{RIDGE:g}", f"{crossing.weights_only:,}", reached)]
+    ridges = [("example, a ridge of 140", f"{RIDGE:g}", f"{crossing.weights_only:,}", reached)]
     for name, ridge in lessons.ridges().items():
         at = lessons.ridge_crossing(ridge)
         reached = "never" if at.with_activations is None else f"{at.with_activations:,}"
@@ -178,15 +215,16 @@ def worked_numbers() -> Iterator[Table]:
         ("device", "FLOP/byte", "batch, weights alone", "batch, with activations (width 4096)"),
         tuple(ridges),
     )
-    walls = [*lessons.memory_walls(RIDGE), *lessons.memory_walls()]
+    # Both ridges of one device under each other: without a word they look like the same row twice.
+    walls = [wall for pair in zip(lessons.memory_walls(RIDGE), lessons.memory_walls(), strict=True) for wall in pair]
     yield Table(
         "context from which KV memory stops the batch before the ridge does",
-        ("model", "device", "ridge", "batch there", "KV tokens", "context [tokens]"),
+        ("model", "device", "ridge [FLOP/byte]", "batch there", "KV tokens", "context [tokens]"),
         tuple(
             (
                 wall.model,
                 wall.device,
-                f"{wall.ridge:,.1f}",
+                f"{wall.ridge:,.1f}, {'the example' if wall.ridge == RIDGE else 'its own'}",
                 f"{wall.batch:,}",
                 f"{wall.kv_tokens:,}",
                 f"{wall.context:,}",
@@ -285,6 +323,10 @@ def _lesson(text: str) -> str:
             break
         lines.append(line.lstrip("# "))
     return " ".join(lines).split(". ")[0].removesuffix(".")
+
+
+def _mib(count: float) -> str:
+    return f"{count / (1 << 20):,.1f} MiB"
 
 
 def _gib(count: float) -> str:

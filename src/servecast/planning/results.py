@@ -10,7 +10,7 @@ from servecast.metrics import Hardware, decisions_frame, oom_frame, requests_fra
 from servecast.report.results import Roof
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import pandas as pd
 
@@ -24,7 +24,10 @@ class Outcome(NamedTuple):
     """One run: which it is, its tables, and its row of the summary.
 
     policy, kind : the policy's label in tables, and its kind
-    point : label of the sweep point ("" without a sweep); swept : value by swept key path
+    point : label of the sweep point ("" without a sweep)
+    swept : value by swept key path, None where the key is one that this policy does not have
+    run : its requests and decisions; None where a sweep has too many to hold (`Gathered`)
+    prompts_failed : memory ran out in a step that computed a closed batch's prompts
     """
 
     policy: str
@@ -32,12 +35,13 @@ class Outcome(NamedTuple):
     point: str
     swept: dict[str, Any]
     seed: int
-    run: Run
+    run: Run | None
     row: dict[str, Any]
     memory: MemoryPlan
     hardware: Hardware
     beyond: Beyond | None = None
     notes: tuple[str, ...] = ()
+    prompts_failed: bool = False
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -68,6 +72,7 @@ class Results:
     notes : what a reader should be told, a sentence each
     profile : errors and provenance of the cost model as plain values; None for a datasheet
     failures : runs that could not be; ``missing``: how many were not made because the user interrupted
+    resumed : how many were made by an earlier run of this sweep
     """
 
     scenario: Mapping[str, Any]
@@ -77,6 +82,12 @@ class Results:
     roof: Roof | None = None
     failures: tuple[Failure, ...] = ()
     missing: int = 0
+    resumed: int = 0
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kind of each policy, by its label."""
+        return {outcome.policy: outcome.kind for outcome in self.outcomes}
 
     @cached_property
     def summary(self) -> pd.DataFrame:
@@ -87,41 +98,54 @@ class Results:
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """One row a request of every run."""
-        return self._joined([requests_frame(outcome.run) for outcome in self.outcomes])
+        """One row a request of every run whose tables are held."""
+        return self._joined(lambda run, hardware: requests_frame(run))
 
     @cached_property
     def decisions(self) -> pd.DataFrame:
-        """One row a scheduling decision of every run."""
-        return self._joined([decisions_frame(outcome.run, outcome.hardware) for outcome in self.outcomes])
+        """One row a scheduling decision of every run whose tables are held."""
+        return self._joined(decisions_frame)
 
     @cached_property
     def oom(self) -> pd.DataFrame:
-        """One row an out-of-memory event of every run."""
-        return self._joined([oom_frame(outcome.run) for outcome in self.outcomes])
+        """One row an out-of-memory event of every run whose tables are held."""
+        return self._joined(lambda run, hardware: oom_frame(run))
 
-    def _joined(self, frames: list[pd.DataFrame]) -> pd.DataFrame:
+    def _joined(self, table: Callable[[Run, Hardware], pd.DataFrame]) -> pd.DataFrame:
         import pandas as pd
 
-        keys = [outcome.keys for outcome in self.outcomes]
+        held = [(outcome.keys, outcome.run, outcome.hardware) for outcome in self.outcomes if outcome.run is not None]
+        if not held:
+            return pd.DataFrame(columns=list(self.outcomes[0].keys))
+        keys = [each for each, _, _ in held]
+        frames = [table(run, hardware) for _, run, hardware in held]
         for key in reversed(keys[0]):
             values = [row[key] for row in keys]
             for value, frame in zip(values, frames, strict=True):
-                frame.insert(0, key, _repeated(value, values, len(frame)))
+                frame.insert(0, key, _repeated(value, values, frame.index))
         return pd.concat(frames, ignore_index=True)
 
 
-def _repeated(value: Any, values: list[Any], count: int) -> Any:
-    """A column that holds one of ``values``: text as codes, since it stands in every row of large tables."""
+def _repeated(value: Any, values: list[Any], rows: pd.Index) -> Any:
+    """A column that holds one of ``values``, of the type that all of them need, even where it has no rows.
+
+    Text is kept as codes, since it stands in every row of large tables.
+    """
     import pandas as pd
 
-    if not isinstance(value, str):
-        return [value] * count
-    texts = list(dict.fromkeys(values))
-    return pd.Categorical.from_codes([texts.index(value)] * count, categories=pd.Index(texts))
+    if all(isinstance(each, str) for each in values):
+        texts = list(dict.fromkeys(values))
+        return pd.Categorical.from_codes([texts.index(value)] * len(rows), categories=pd.Index(texts))
+    return pd.Series([value] * len(rows), index=rows, dtype=pd.Series(values).dtype)
 
 
 def roof(served: Serving) -> Roof:
     """The roofline that the report draws steps on."""
     flops = served.device.peak_flops(served.model.dtype)
     return Roof(served.device.name, served.device.bandwidth_Bps, flops, served.cost.calibrated)
+
+
+def hardware(served: Serving) -> Hardware:
+    """What the steps of a run are judged against."""
+    ridge = served.device.ridge(served.model.dtype)
+    return Hardware(served.model, ridge, served.cost, served.kv_dtype, served.tensor_parallel)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from servecast.report.results import Reportable, Roof
-from servecast.report.words import comparison_rows, verdict
+from servecast.report.verdict import verdict
+from servecast.report.words import comparison_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +32,8 @@ def write(results: Reportable, out: Path) -> Path:
     plots = draw(results)
     with replacing(target) as folder:
         tables = {"summary": results.summary, "requests": results.requests, "decisions": results.decisions}
+        if len(results.oom):
+            tables["oom"] = results.oom
         names = write_tables(folder, results.scenario, tables)
         images = {plot.name: plot.png() for plot in plots}
         for plot in plots:

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import servecast
 from servecast.metrics import PERCENTILE_RULE
-from servecast.report.results import swept, view
+from servecast.report.results import swept
 from servecast.report.tables import LARGE, plain, scenario_text
-from servecast.report.words import BLANK, comparison_rows, number, targets, verdict
+from servecast.report.trust import step_error
+from servecast.report.verdict import verdict
+from servecast.report.view import view
+from servecast.report.words import BLANK, comparison_rows, number, targets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,9 +41,10 @@ def render(results: Reportable, plots: Sequence[Plot], images: Mapping[str, byte
         hardware=results.roof.name if results.roof else None,
         model=results.scenario.get("model"),
         targets=targets(slo),
-        rows=comparison_rows(results.summary),
+        rows=[_broken(row) for row in comparison_rows(results.summary)],
         seeds=int(results.summary["seed"].nunique()),
         swept=swept(results.summary),
+        error=step_error(results.profile, calibrated=calibrated),
         where=shown.where,
         reason=shown.reason,
         figures=[
@@ -56,6 +60,11 @@ def render(results: Reportable, plots: Sequence[Plot], images: Mapping[str, byte
         window=_window(results),
     )
     return str(page)
+
+
+def _broken(row: dict[str, str]) -> dict[str, str]:
+    """A row whose first heads may break where a word could: names of policies with their parameters are long."""
+    return {head.replace("_", "_\u200b"): value.replace("/", "/\u200b") for head, value in row.items()}
 
 
 def _template(name: str) -> str:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LARGE = 100_000  # rows
 SCENARIO = "scenario.yaml"
+PLAIN = ("summary", "oom")  # tables that people open: plain CSV
 
 
 @contextmanager
@@ -85,17 +86,21 @@ def _swap(fresh: Path, target: Path, aside: Path) -> None:
 
 def _ours(name: str) -> bool:
     """Whether a results folder has this file from us; figures and tables of an earlier run are not carried over."""
-    return name.endswith((".png", ".svg", ".csv.gz", ".parquet")) or name in (SCENARIO, "summary.csv", "report.html")
+    return name.endswith((".png", ".svg", ".csv.gz", ".parquet")) or name in (
+        SCENARIO,
+        "report.html",
+        *(f"{table}.csv" for table in PLAIN),
+    )
 
 
 def write_tables(folder: Path, scenario: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> list[str]:
-    """Write the resolved scenario and each table by its name (``summary`` as plain CSV); the names of the files."""
+    """Write the resolved scenario and each table by its name (`PLAIN` ones as plain CSV); the names of the files."""
     (folder / SCENARIO).write_text(scenario_text(scenario), encoding="utf-8")
     names = [SCENARIO]
     for name, frame in tables.items():
         table = _arrow(frame)
-        if name == "summary":
-            names.append("summary.csv")
+        if name in PLAIN:
+            names.append(f"{name}.csv")
             (folder / names[-1]).write_bytes(csv_bytes(table))
         elif len(frame) > LARGE:
             names.append(f"{name}.parquet")

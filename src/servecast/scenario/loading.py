@@ -100,8 +100,10 @@ def find(path: str | Path) -> Path:
 
 
 def names() -> list[str]:
-    """Names of the shipped scenarios."""
-    return sorted(file.stem for file in resources.directory("scenarios").glob("*.yaml"))
+    """Names of the shipped scenarios: those that teach, then those that each answer a question (``questions/NAME``)."""
+    folder = resources.directory("scenarios")
+    files = [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("questions/*.yaml"))]
+    return [file.relative_to(folder).with_suffix("").as_posix() for file in files]
 
 
 def check(

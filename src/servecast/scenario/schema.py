@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from servecast.policies import POLICIES
+from servecast.scenario.goals import Goal, RouterName, Search
 from servecast.scenario.sections import Described, Section, described, listed, one_of, refuse
 from servecast.workload import arrivals as arrival_processes
 from servecast.workload import fitting, rates
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 # --- values ---------------------------------------------------------------------------------------------------------
 
 
-def _existing(text: str, info: ValidationInfo) -> str:
-    """An absolute path of a file that is there: variables and ``~`` expanded, relative to the scenario's folder."""
+def _existing(text: str, info: ValidationInfo, folder: bool = False) -> str:
+    """An absolute path of a file (or folder) that is there: variables and ``~`` expanded, relative to the scenario."""
     full = os.path.expanduser(os.path.expandvars(text))  # noqa: PTH111 (variables first, then what they hold)
     unset = re.search(r"\$\{?(\w+)\}?", full)
     if unset:
@@ -36,9 +37,14 @@ def _existing(text: str, info: ValidationInfo) -> str:
     if "\0" in full:
         raise refuse("holds a NUL character; give a path")
     path = (Path((info.context or {}).get("folder", ".")) / full).resolve()
-    if not path.is_file():
-        raise refuse(f"no such file ({path}); give a path relative to the scenario file, or an absolute one")
+    if not (path.is_dir() if folder else path.is_file()):
+        kind = "folder" if folder else "file"
+        raise refuse(f"no such {kind} ({path}); give a path relative to the scenario file, or an absolute one")
     return str(path)
+
+
+def _existing_folder(text: str, info: ValidationInfo) -> str:
+    return _existing(text, info, folder=True)
 
 
 def _name_or_path(text: str, info: ValidationInfo) -> str:
@@ -55,6 +61,7 @@ def _printable(text: str) -> str:
 
 
 FilePath: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_existing)]
+FolderPath: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_existing_folder)]
 NameOrPath: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_name_or_path)]
 Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_printable)]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
@@ -208,7 +215,7 @@ class Conversations(Section):
 class ServeGen(Section):
     """A folder of ServeGen client chunks."""
 
-    folder: FilePath = Field(description="folder of chunk-*-trace.csv and chunk-*-dataset.json")
+    folder: FolderPath = Field(description="folder of chunk-*-trace.csv and chunk-*-dataset.json")
     start_s: NotNegative = Field(0.0, description="second of the day at which to begin")
     duration_s: Positive = Field(3600.0, description="how much of the day")
     scale: Positive = Field(1.0, description="factor of all rates")
@@ -370,6 +377,10 @@ class Scenario(Section):
         None, exclude=True, description="written beside results for people to read; ignored when read back"
     )
     cooldown_s: NotNegative | None = Field(None, description="seconds left out before the last arrival")
+    goal: Goal | None = Field(None, description="targets for servecast plan")
+    search: Search | None = Field(None, description="what servecast plan may change")
+    replicas: Count | None = Field(None, description="engines behind the router; null: one, and plan finds how many")
+    router: RouterName | None = Field(None, description="how requests are shared out; null: least_outstanding")
 
     @model_validator(mode="before")
     @classmethod

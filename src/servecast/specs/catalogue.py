@@ -64,9 +64,9 @@ def devices() -> list[DeviceSpec]:
 
 
 def _unknown(wanted: str, what: str, names: Iterable[str], otherwise: str) -> str:
-    names = list(names)
-    close = difflib.get_close_matches(wanted.lower().rsplit("/", 1)[-1], names, n=3, cutoff=0.4) or names[:3]
-    return f"{wanted!r} is no {what} of the catalogue; closest are {', '.join(close)}; or give {otherwise}"
+    close = difflib.get_close_matches(wanted.lower().rsplit("/", 1)[-1], list(names), n=3, cutoff=0.6)
+    hint = f"closest are {', '.join(close)}" if close else f"`servecast list {what}s` names them"
+    return f"{wanted!r} is no {what} of the catalogue; {hint}; or give {otherwise}"
 
 
 @cache

@@ -10,7 +10,7 @@ from servecast.report.plots.shares import cost_bars, token_shares
 from servecast.report.plots.slots import slot_chart
 from servecast.report.plots.style import Plot
 from servecast.report.plots.timeline import timeline_chart
-from servecast.report.results import view
+from servecast.report.view import view
 
 if TYPE_CHECKING:
     from servecast.report.results import Reportable
@@ -28,6 +28,6 @@ def draw(results: Reportable) -> list[Plot]:
         token_shares(chosen),
         slot_chart(chosen),
         roofline_chart(chosen),
-        cost_bars(chosen),
+        cost_bars(results),
     ]
     return [plot for plot in drawn if plot is not None]

@@ -20,14 +20,16 @@ from servecast.report.plots.style import (
     settings,
     titled,
 )
+from servecast.report.points import per_policy
 from servecast.report.results import swept
-from servecast.report.words import number, per_policy, seconds, targets
+from servecast.report.words import number, seconds, targets
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from servecast.report.results import Reportable, View
+    from servecast.report.results import Reportable
+    from servecast.report.view import View
 
 _POINTS = 600  # of a distribution: a curve of a million requests looks the same
 
@@ -40,47 +42,52 @@ def throughput_latency(results: Reportable) -> Plot | None:
         return None
     policies = tuple(dict.fromkeys(results.summary["policy"]))
     keys = swept(results.summary)
-    colour, marker = colours(policies), markers(policies)
+    colour, marker = colours(policies, results.kinds), markers(policies, results.kinds)
     slo = results.scenario.get("slo") or {}
     with settings():
         figure, [[left, right]] = canvas(titled("Throughput against latency", results.roof), 3.8, 1, 2)
-        sides = [(left, "ttft_p99_s", "p99 time to first token [s]", "ttft_s")]
+        sides = [(left, "ttft_p99_s", "p99 time to first token [s]", "ttft_s", 1.0)]
         if table["tpot_p99_s"].notna().any():
-            sides.append((right, "tpot_p99_s", "p99 time per output token [s]", "tpot_s"))
+            sides.append((right, "tpot_p99_s", "p99 time per output token [ms]", "tpot_s", 1e3))
         else:
-            sides.append((right, "e2e_p99_s", "p99 time to the last token [s]", "e2e_s"))
-        for axes, column, label, target in sides:
+            sides.append((right, "e2e_p99_s", "p99 time to the last token [s]", "e2e_s", 1.0))
+        for axes, column, label, target, unit in sides:
             for policy in policies:
                 rows = table[(table["policy"] == policy) & table[column].notna()]
-                groups = [part for _, part in rows.groupby(keys[1:], sort=False)] if len(keys) > 1 else [rows]
+                groups = (
+                    [part for _, part in rows.groupby(keys[1:], sort=False, dropna=False)] if len(keys) > 1 else [rows]
+                )
                 for part in groups:
-                    _line(axes, part, column, colour[policy], marker[policy])
+                    _line(axes, part, unit * part[column], colour[policy], marker[policy])
             axes.set(yscale="log", xlabel="requests served per second", ylabel=label)
             axes.set_xlim(0, 1.08 * table["request_throughput_rps"].max())
             axes.margins(y=0.12)
             if slo.get(target) is not None:
-                axes.axhline(float(slo[target]), color=QUIET, linestyle=(0, (4, 3)), linewidth=1.1)
+                aim = unit * float(slo[target])
+                axes.axhline(aim, color=QUIET, linestyle=(0, (4, 3)), linewidth=1.1)
                 words = f"target {targets({target: slo[target]})}"
                 axes.annotate(
-                    words, (0.01, float(slo[target])), (0, 3), xycoords=("axes fraction", "data"),
+                    words, (0.01, aim), (0, 3), xycoords=("axes fraction", "data"),
                     textcoords="offset points", color=QUIET, fontsize=8,
                 )  # fmt: skip
             logarithmic(axes.yaxis)
-        handles = policy_handles(policies)
+        handles = policy_handles(policies, results.kinds)
         if _strained(table).any():
             words = "overloaded, or requests lost"
             handles.append(Line2D([], [], marker="o", color=QUIET, mfc="white", linestyle="none", label=words))
         legend(figure, handles)
     best = table.iloc[int(table["request_throughput_rps"].to_numpy().argmax())]
+    strained = " (overloaded)" if best["overloaded"] > 0 else ""
     caption = (
         f"Right is more, down is sooner: {best['policy']} reaches the most, {number(best['request_throughput_rps'])} "
-        f"requests per second with p99 TTFT at {seconds(best['ttft_p99_s'])}; a line that turns up is a full server."
+        f"requests per second{strained} with p99 TTFT at {seconds(best['ttft_p99_s'])}; a line that turns up is a full "
+        "server."
     )
     return Plot("throughput-latency", "Throughput against latency", caption, figure)
 
 
-def _line(axes: Axes, rows: pd.DataFrame, column: str, colour: str, marker: str) -> None:
-    x, y = rows["request_throughput_rps"], rows[column]
+def _line(axes: Axes, rows: pd.DataFrame, y: pd.Series[float], colour: str, marker: str) -> None:
+    x = rows["request_throughput_rps"]
     axes.plot(x, y, color=colour, alpha=0.7, zorder=2)
     strained = _strained(rows)
     for faces, chosen in ((colour, ~strained), ("white", strained)):
@@ -91,41 +98,43 @@ def _line(axes: Axes, rows: pd.DataFrame, column: str, colour: str, marker: str)
 
 
 def _strained(rows: pd.DataFrame) -> Any:
-    return ((rows["regime"].astype(object) == "overloaded") | (rows["oom_failed"] > 0)).to_numpy(bool)
+    return ((rows["overloaded"] > 0) | (rows["oom_failed"] > 0)).to_numpy(bool)
 
 
 def latency_cdf(view: View) -> Plot | None:
     """Share of all requests answered within a time: TTFT, TPOT, E2E. Lost requests keep a curve below 100 %."""
     panels = [
-        ("ttft_s", "time to first token [s]"),
-        ("tpot_s", "time per output token [s]"),
-        ("e2e_s", "time to the last token [s]"),
+        ("ttft_s", "time to first token [s]", 1.0),
+        ("tpot_s", "time per output token [ms]", 1e3),
+        ("e2e_s", "time to the last token [s]", 1.0),
     ]
     requests = view.requests
     done = requests[requests["status"] == "completed"]
     panels = [panel for panel in panels if done[panel[0]].notna().any()]
     if not panels:
         return None
-    colour = colours(view.policies)
+    colour = colours(view.policies, view.kinds)
     with settings():
         figure, [row] = canvas(titled("Latency distribution", view.roof), 3.3, 1, len(panels), sharey=True)
-        for axes, (column, label) in zip(row, panels, strict=True):
+        for axes, (column, label, unit) in zip(row, panels, strict=True):
             for policy in view.policies:
                 own = view.of(requests, policy)
                 times = view.of(done, policy)[column].dropna().to_numpy()
                 untimed = (own["status"] == "completed").sum() - len(times)  # one-token answers have no TPOT
-                _curve(axes, times, len(own) - untimed, colour[policy])
+                _curve(axes, unit * times, len(own) - untimed, colour[policy])
             if view.slo.get(column) is not None:
-                axes.axvline(float(view.slo[column]), color=QUIET, linestyle=(0, (4, 3)), linewidth=1.1)
+                aim = unit * float(view.slo[column])
+                axes.axvline(aim, color=QUIET, linestyle=(0, (4, 3)), linewidth=1.1)
                 axes.annotate(
-                    "target", (float(view.slo[column]), 0.05), (-2, 0), xycoords=("data", "axes fraction"),
-                    textcoords="offset points", color=QUIET, fontsize=8, rotation=90, ha="right",
+                    f"target {seconds(float(view.slo[column]))}", (aim, 0.05), (-2, 0),
+                    xycoords=("data", "axes fraction"), textcoords="offset points", color=QUIET, fontsize=8,
+                    rotation=90, ha="right",
                 )  # fmt: skip
             axes.set(xscale="log", xlabel=label, ylim=(0, 103))
             logarithmic(axes.xaxis)
             axes.axhline(100, color=FAINT, linewidth=1)
         row[0].set_ylabel("requests answered within [%]")
-        legend(figure, policy_handles(view.policies, marked=False))
+        legend(figure, policy_handles(view.policies, view.kinds, marked=False))
     return Plot("latency-cdf", "Latency distribution", _cdf_caption(view, done), figure)
 
 

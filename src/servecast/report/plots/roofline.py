@@ -25,7 +25,8 @@ from servecast.report.words import UNCALIBRATED, number, share
 if TYPE_CHECKING:
     import pandas as pd
 
-    from servecast.report.results import Roof, View
+    from servecast.report.results import Roof
+    from servecast.report.view import View
 
 _STEPS = 500  # drawn of each policy, evenly spaced in busy time
 
@@ -35,7 +36,7 @@ def roofline_chart(view: View) -> Plot | None:
     roof = view.roof
     if roof is None or "step_flops" not in view.decisions or not len(view.decisions):
         return None
-    colour, marker = colours(view.policies), markers(view.policies)
+    colour, marker = colours(view.policies, view.kinds), markers(view.policies, view.kinds)
     with settings():
         figure, [[axes]] = canvas(titled(f"Steps on the roofline of {roof.name}", roof), 4.3)
         lowest, highest = roof.ridge, roof.ridge
@@ -58,7 +59,7 @@ def roofline_chart(view: View) -> Plot | None:
             f"{peaks}: ridge at {number(roof.ridge)} FLOP/byte", (roof.ridge, roof.flops / 1e12), (0, 7),
             textcoords="offset points", ha="left" if roof.ridge**2 < reach[0] * reach[-1] else "right", fontsize=9,
         )  # fmt: skip
-        axes.set(xscale="log", yscale="log", xlabel="arithmetic intensity [FLOP per byte moved]")
+        axes.set(xscale="log", yscale="log", xlabel="arithmetic intensity [FLOP per byte of weights and KV cache]")
         axes.set_ylabel("achieved [TFLOP/s per GPU]")
         axes.set_xlim(reach[0], reach[-1])
         low, high = axes.get_ylim()
@@ -71,7 +72,7 @@ def roofline_chart(view: View) -> Plot | None:
                 words, (roof.ridge, 0.06), (-8 if side == "right" else 8, 0), xycoords=("data", "axes fraction"),
                 textcoords="offset points", ha=side, color=QUIET, fontsize=9,
             )  # fmt: skip
-        legend(figure, policy_handles(view.policies, line="none"))
+        legend(figure, policy_handles(view.policies, view.kinds, line="none"))
     return Plot("roofline", "Steps on the roofline", _caption(view, roof), figure)
 
 

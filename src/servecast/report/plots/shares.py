@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 from matplotlib.patches import Patch
 
 from servecast.report.plots.style import ALARM, INK, Plot, canvas, colours, heading, legend, settings, titled
-from servecast.report.words import number, share
+from servecast.report.points import judged, per_policy
+from servecast.report.results import swept
+from servecast.report.words import missing, number, plain_value, share, short_key
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from servecast.report.results import View
+    from servecast.report.results import Reportable
+    from servecast.report.view import View
 
 #: Part of the bar, colour, hatch.
 _PARTS = (
@@ -83,27 +86,30 @@ def _count(value: float) -> str:
     return number(value)
 
 
-def cost_bars(view: View) -> Plot | None:
-    """Dollars per million output tokens, idle time paid."""
-    prices = {policy: view.row(policy)["usd_per_mtok_output"] for policy in view.policies}
-    prices = {policy: float(price) for policy, price in prices.items() if price is not None and price == price}
+def cost_bars(results: Reportable) -> Plot | None:
+    """Dollars per million output tokens, idle time paid; of each policy at the point where the verdict judges it."""
+    table, keys = per_policy(results.summary), swept(results.summary)
+    policies = tuple(dict.fromkeys(results.summary["policy"]))
+    rows = judged(table).rows.set_index("policy").loc[list(policies)]
+    rows = rows[rows["usd_per_mtok_output"].notna()]
+    prices = {str(policy): float(price) for policy, price in rows["usd_per_mtok_output"].items()}
     if not prices:
         return None
-    colour = colours(view.policies)
+    colour = colours(policies, results.kinds)
     with settings():
-        figure, [[axes]] = canvas(titled("What a million tokens cost", view.roof), 0.6 + 0.5 * len(prices), head=0.4)
+        figure, [[axes]] = canvas(titled("What a million tokens cost", results.roof), 0.6 + 0.5 * len(prices), head=0.4)
         for place, (policy, price) in enumerate(prices.items()):
-            busy = view.row(policy)["busy_fraction"]
+            row = rows.loc[policy]
             axes.barh(place, price, 0.62, color=colour[policy])
             axes.annotate(
-                f"${number(price)}   busy {share(busy)}",
+                f"${number(price)}   {_at(row, keys)}",
                 (price, place),
                 (5, 0),
                 textcoords="offset points",
                 va="center",
             )
         axes.set_yticks(range(len(prices)), [heading(policy, 28) for policy in prices])
-        axes.set(xlim=(0, 1.28 * max(prices.values())), xlabel="US dollars per million output tokens")
+        axes.set(xlim=(0, 1.5 * max(prices.values())), xlabel="US dollars per million output tokens")
         axes.set_ylim(len(prices) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
     cheap, dear = min(prices, key=prices.__getitem__), max(prices, key=prices.__getitem__)
@@ -111,3 +117,10 @@ def cost_bars(view: View) -> Plot | None:
     if cheap != dear:
         caption += f", {dear} for ${number(prices[dear])}"
     return Plot("cost", "What a million tokens cost", f"{caption}; idle time is paid too.", figure)
+
+
+def _at(row: Any, keys: list[str]) -> str:
+    """At which point, how busy, and whether the queue was stable there."""
+    told = [f"{short_key(key)} {plain_value(row[key])}" for key in keys if not missing(row[key])]
+    told.append(f"busy {share(row['busy_fraction'])}")
+    return ", ".join([*told, *([row["regime"]] if row["regime"] not in (None, "stable") else [])])

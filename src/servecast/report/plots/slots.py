@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from servecast.report.results import View
+    from servecast.report.view import View
 
+CLOSED = ("static", "padded")  # kinds whose slots are held until the batch ends
 LARGEST = 64  # requests; more are no longer told apart
 _PANELS = 4
 _LABELS = 20
@@ -30,7 +31,7 @@ def slot_chart(view: View) -> Plot | None:
     bars = {policy: _bars(view, policy) for policy in shown}
     lanes = [max((bar["lane"] for bar in bars[policy]), default=0) + 1 for policy in shown]
     inches = [0.62 + 0.17 * max(count, 3) for count in lanes]
-    colour = colours(view.policies)
+    colour = colours(view.policies, view.kinds)
     with settings():
         figure, panels = canvas(
             titled("Who held which slot, and for what", view.roof),
@@ -58,7 +59,7 @@ def _bars(view: View, policy: str) -> list[dict[str, Any]]:
     requests = view.of(view.requests, policy)
     requests = requests[requests["scheduled_s"].notna()].sort_values(["scheduled_s", "slot"], kind="stable")
     decisions = view.of(view.decisions, policy)
-    closed = bool((decisions["slots"] > decisions["useful_decode_rows"] + decisions["prefill_rows"]).any())
+    closed = view.kinds.get(policy) in CLOSED  # the log alone does not tell: async scheduling holds seats too
     computed = decisions["prefill_tokens"] + decisions["iterations"] * decisions["decode_rows"]
     needed = decisions["useful_prefill_tokens"] + decisions["iterations"] * decisions["useful_decode_rows"]
     padded = bool((computed > needed).any())

@@ -6,7 +6,7 @@ import io
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -14,10 +14,10 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from servecast.report.words import UNCALIBRATED, number
+from servecast.report.words import UNCALIBRATED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from servecast.report.results import Roof
 
 COLOURS = {"static": "#d9822b", "padded": "#b8325e", "continuous": "#1f6fb2"}
+MARKERS = {"static": "o", "padded": "s", "continuous": "D"}
 MORE_COLOURS = ("#2a9d78", "#7a5bb0", "#8a6d3b", "#4aa3c7", "#c2b02c", "#5b6770", "#e0709a")
-MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*", "<", ">")
+MORE_MARKERS = ("^", "v", "P", "X", "*", "<", ">")
 INK, QUIET, FAINT = "#222831", "#6b7480", "#d5dae0"
 ALARM = "#c1121f"
 WIDTH = 9.6  # inches; at 140 dots per inch a figure is as wide as a page of the report
@@ -117,9 +118,11 @@ def legend(figure: Figure, handles: Sequence[Any], ncols: int = 5) -> None:
     )
 
 
-def policy_handles(policies: Sequence[str], line: Literal["-", "none"] = "-", marked: bool = True) -> list[Line2D]:
+def policy_handles(
+    policies: Sequence[str], kinds: Mapping[str, str], line: Literal["-", "none"] = "-", marked: bool = True
+) -> list[Line2D]:
     """Legend entries of policies."""
-    colour, marker = colours(policies), markers(policies)
+    colour, marker = colours(policies, kinds), markers(policies, kinds)
     return [
         Line2D([], [], color=colour[p], linestyle=line, marker=marker[p] if marked else "", label=heading(p, 30))
         for p in policies
@@ -127,14 +130,15 @@ def policy_handles(policies: Sequence[str], line: Literal["-", "none"] = "-", ma
 
 
 def logarithmic(axis: Axis) -> None:
-    """A logarithmic axis with plain numbers at 1, 2, 5 (or the decades of many), at least a factor 5 long."""
+    """A logarithmic axis with plain numbers: more of each decade the fewer there are; at least a factor 5 long."""
     low, high = axis.get_view_interval()
     if high < 5 * low:
         middle = math.sqrt(low * high)
         low, high = middle / math.sqrt(5), middle * math.sqrt(5)
         axis.set_view_interval(low, high, ignore=True)
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: number(value, 1)))
+    subs = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0) if high < 15 * low else (1.0, 2.0, 5.0) if high < 300 * low else (1.0,)
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{float(f'{value:.3g}'):,.10g}"))
     axis.set_minor_formatter(NullFormatter())
 
 
@@ -143,20 +147,35 @@ def titled(title: str, roof: Roof | None) -> str:
     return title if roof is None or roof.calibrated else f"{title} ({UNCALIBRATED})"
 
 
-def colours(policies: Sequence[str]) -> dict[str, str]:
-    """A colour for each policy: that of its kind for the first of a kind, a free one for the others."""
-    free = list(MORE_COLOURS)
-    taken: dict[str, str] = {}
-    for place, policy in enumerate(policies):
-        kind = next((kind for kind in COLOURS if policy.startswith(kind)), None)
-        own = COLOURS[kind] if kind else None
-        taken[policy] = own if own and own not in taken.values() else free[place % len(free)]
-    return taken
+def colours(policies: Sequence[str], kinds: Mapping[str, str] | None = None) -> dict[str, str]:
+    """A colour for each policy: that of its kind for the first of a kind, a free one for the others.
+
+    kinds : kind by policy; where it is not given, the kind that a name begins with
+    """
+    return _looks(policies, kinds, COLOURS, MORE_COLOURS)
 
 
-def markers(policies: Sequence[str]) -> dict[str, str]:
-    """A marker for each policy, so that figures read without colour."""
-    return {policy: MARKERS[place % len(MARKERS)] for place, policy in enumerate(policies)}
+def markers(policies: Sequence[str], kinds: Mapping[str, str] | None = None) -> dict[str, str]:
+    """A marker for each policy by the same rule, so that figures read without colour."""
+    return _looks(policies, kinds, MARKERS, MORE_MARKERS)
+
+
+Look = TypeVar("Look")
+
+
+def _looks(
+    policies: Sequence[str], kinds: Mapping[str, str] | None, own: Mapping[str, Look], more: Sequence[Look]
+) -> dict[str, Look]:
+    looks: dict[str, Look] = {}
+    further = 0
+    for policy in policies:
+        kind = (kinds or {}).get(policy) or next((name for name in own if policy.startswith(name)), "")
+        if kind in own and own[kind] not in looks.values():
+            looks[policy] = own[kind]
+        else:
+            looks[policy] = more[further % len(more)]
+            further += 1
+    return looks
 
 
 def heading(policy: str, longest: int = 44) -> str:

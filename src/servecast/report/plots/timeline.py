@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from servecast.report.results import View
+    from servecast.report.view import View
 
 _BUCKETS = 700  # of time: more than a figure has dots to show
 _MEANS = 240  # of time where means are drawn: batches that follow each other faster are a level, not a comb
@@ -30,7 +30,7 @@ def timeline_chart(view: View) -> Plot | None:
     shown = [policy for policy in view.policies if policy in seen][:_PANELS]
     if not shown:
         return None
-    colour = colours(view.policies)
+    colour = colours(view.policies, view.kinds)
     with settings():
         figure, panels = canvas(
             titled("Running rows and KV memory over time", view.roof),
@@ -57,7 +57,12 @@ def timeline_chart(view: View) -> Plot | None:
             axes.set_xlabel("time [s]")
             axes.set_xlim(0, None)
         figure.align_ylabels()
-        _legend(figure)
+        _legend(
+            figure,
+            held=any((view.row(policy)["slot_waste"] or 0) > 0 for policy in shown),
+            preempted=any(view.row(policy)["preemptions"] for policy in shown),
+            crashed=any(view.row(policy)["oom_events"] for policy in shown),
+        )
     return Plot("timeline", "Running rows and KV memory over time", _caption(view, shown), figure)
 
 
@@ -119,17 +124,19 @@ def _marks(axes: Axes, decisions: pd.DataFrame, oom: Any) -> None:
         )  # fmt: skip
 
 
-def _legend(figure: Figure) -> None:
-    legend(
-        figure,
-        [
-            Patch(color=QUIET, label="rows at work"),
+def _legend(figure: Figure, held: bool, preempted: bool, crashed: bool) -> None:
+    """What the panels show, and nothing else."""
+    entries = [
+        (True, Patch(color=QUIET, label="rows at work")),
+        (
+            held,
             Patch(facecolor="#e6e9ed", edgecolor=QUIET, hatch="....", linewidth=0, label="slots held by finished rows"),
-            Line2D([], [], color=INK, linewidth=1.1, linestyle=(0, (5, 2)), label="KV capacity"),
-            Line2D([], [], color="#6b4fa0", marker="v", markersize=5, linestyle="none", label="preemption"),
-            Line2D([], [], color=ALARM, marker="X", markersize=7, linestyle="none", label="out of memory"),
-        ],
-    )
+        ),
+        (True, Line2D([], [], color=INK, linewidth=1.1, linestyle=(0, (5, 2)), label="KV capacity")),
+        (preempted, Line2D([], [], color="#6b4fa0", marker="v", markersize=5, linestyle="none", label="preemption")),
+        (crashed, Line2D([], [], color=ALARM, marker="X", markersize=7, linestyle="none", label="out of memory")),
+    ]
+    legend(figure, [entry for there, entry in entries if there])
 
 
 def _caption(view: View, shown: list[str]) -> str:

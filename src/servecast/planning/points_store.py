@@ -1,0 +1,327 @@
+"""The store of finished runs beside the results, so that a sweep that was stopped goes on where it was.
+
+``OUT/.NAME.points/`` belongs to ``OUT/NAME/``:
+
+    points.jsonl        one line a finished run, written as it ends: its key and all that its scenario does not say
+    tables/KEY.npz      its requests and decisions, as long as all tables together are kept (`MOST_REQUESTS`)
+    lock                held while a sweep is at work here
+
+The key of a run is a hash of all that decides its numbers: the point with its seed and its one policy, what the files
+it names hold, and the program itself. So a changed scenario, trace, profile or version finds nothing of the old runs,
+and a longer sweep finds those it shares. Names and labels are no part of it.
+
+A process that is killed loses nothing that was finished: a line counts when its end is there, and its table is in place
+before it. Runs that could not be made are not kept; they are tried again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from servecast import resources
+from servecast.batch import OutOfMemory
+from servecast.engine import Run
+from servecast.errors import InputError
+from servecast.planning.beyond import Beyond
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+    from io import FileIO
+
+    from servecast.scenario import Point
+
+#: Requests of all runs of a sweep together up to which their tables are kept: beyond, only those that figures show.
+MOST_REQUESTS = 250_000
+
+_CODE = Path(__file__).resolve().parents[1]
+_FILES = (".py", ".yaml", ".csv")
+#: Parts of the program that make no numbers of a run.
+_APART = ("report", "device", "validation", "comparison", "cli.py", "terminal.py", "__main__.py", "_shipped")
+
+
+class Made(NamedTuple):
+    """What a run gave, without what its scenario says already.
+
+    row : of the summary
+    beyond, notes : as in `Outcome`
+    prompts_failed : memory ran out in a step that computed a closed batch's prompts
+    run : its tables; None where they are not kept
+    """
+
+    row: dict[str, Any]
+    beyond: Beyond | None
+    notes: tuple[str, ...]
+    prompts_failed: bool
+    run: Run | None
+
+
+class PointsStore:
+    """The finished runs of one results folder; made by `opened`."""
+
+    def __init__(self, folder: Path, *, fresh: bool = False) -> None:
+        self._folder = folder
+        self._lines = folder / "points.jsonl"
+        self._tables = folder / "tables"
+        self._open: FileIO | None = None
+        if fresh:
+            with _writing(folder):
+                self._lines.unlink(missing_ok=True)
+            self.drop_tables()
+        self._found = _read(self._lines)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def restored(self, keys: list[str], *, tables: bool = True) -> dict[str, Made]:
+        """Those of the runs ``keys`` that are here, with their ``tables`` unless there are too many to hold."""
+        rows = {key: self._found[key] for key in keys if key in self._found}
+        if not tables or sum(int(line["row"]["arrived_whole_run"]) for line in rows.values()) > MOST_REQUESTS:
+            return {key: _made(line, None) for key, line in rows.items()}
+        there = {key: line for key, line in rows.items() if self._table(key).is_file()}
+        return {key: _made(line, _load(self._table(key))) for key, line in there.items()}
+
+    def add(self, key: str, made: Made) -> None:
+        """Keep a run that has ended. Its line is the last to be written."""
+        line = _line(key, made)
+        with _writing(self._folder):
+            if made.run is not None:
+                self._add_table(key, made.run)
+            if self._open is None:
+                self._open = self._lines.open("ab", buffering=0)
+                # What a killed process left without an end is no line.
+                self._open.truncate(_whole(self._lines.read_bytes()))
+            left = memoryview(json.dumps(line, default=_plain).encode() + b"\n")
+            while left:  # a disk that is nearly full takes a part
+                left = left[self._open.write(left) :]
+        self._found[key] = line
+
+    def _add_table(self, key: str, run: Run) -> None:
+        self._tables.mkdir(exist_ok=True)
+        unfinished = self._tables / "unfinished.npz"
+        try:
+            _save(unfinished, run)
+            unfinished.replace(self._table(key))
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    def drop_tables(self) -> None:
+        """Keep the rows alone from now on."""
+        with _writing(self._folder):
+            if self._tables.is_dir():
+                shutil.rmtree(self._tables)
+
+    def keep_only(self, keys: Collection[str]) -> None:
+        """Forget every run but these: those of an earlier scenario, when the present one is done."""
+        if self._found.keys() <= set(keys):
+            return
+        self.close()
+        self._found = {key: line for key, line in self._found.items() if key in keys}
+        fresh = self._lines.with_suffix(".new")
+        with _writing(self._folder):
+            fresh.write_text("".join(json.dumps(line, default=_plain) + "\n" for line in self._found.values()))
+            fresh.replace(self._lines)
+            for table in self._tables.glob("*.npz"):
+                if table.stem not in self._found:
+                    table.unlink()
+
+    def close(self) -> None:
+        """Close the file; what was added stays."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def _table(self, key: str) -> Path:
+        return self._tables / f"{key}.npz"
+
+
+@contextmanager
+def opened(results: Path, *, fresh: bool = False) -> Iterator[PointsStore]:
+    """The store of the results folder ``results``, for one process at a time; ``fresh`` empties it first.
+
+    Without a run in it nothing is left behind.
+
+    Raises
+    ------
+    InputError : another process is at work there, it cannot be written, the disk is full, or it holds something else
+    """
+    folder = results.with_name(f".{results.name}.points")
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = _lock(folder / "lock", results)
+    with lock:
+        store = PointsStore(folder, fresh=fresh)
+        try:
+            yield store
+        finally:
+            store.close()
+            if not len(store):
+                _remove(folder, made)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """A full disk, or a folder that cannot be written, in one line."""
+    try:
+        yield
+    except OSError as error:
+        problem = (
+            f"cannot be written ({error.strerror or error}); free space or choose another folder with --out: "
+            "what was finished is kept"
+        )
+        raise InputError(str(folder), problem) from error
+
+
+def _lock(path: Path, results: Path) -> IO[str]:
+    """The lock, held as long as it is open: the system lets go of it when the process ends, however it does."""
+    while True:
+        file = path.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip()
+            file.close()
+            which = f"process {holder}" if holder else "another process"
+            problem = f"{which} is writing these results: wait until it is done, or choose another folder with --out"
+            raise InputError(str(results), problem) from None
+        # Who held it before may have taken the file away meanwhile: then this one locks out nobody.
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+            return file
+        file.close()
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _remove(folder: Path, made: list[Path]) -> None:
+    """Take away an empty store, and the folders that were made for it if nothing else stands in them."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for path in made[1:]:
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+# --- keys -----------------------------------------------------------------------------------------------------------
+
+
+def key_of(point: Point, at: int) -> str:
+    """The key of one policy's run at a point."""
+    data = point.scenario.model_dump(mode="json", exclude={"name", "policies", "sweep", "seeds"})
+    policy = point.scenario.policies[at].model_dump(mode="json", exclude={"name"})
+    named = {**data, "policy": policy}
+    files = {text: _held(text) for text in _texts(named) if text.startswith("/")}
+    shipped = resources.directory("calibration") / f"{point.scenario.profile}.yaml"
+    if shipped.is_file():
+        files["profile"] = _held(str(shipped))
+    told = json.dumps([named, files, fingerprint()], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()[:32]
+
+
+@cache
+def fingerprint() -> str:
+    """A hash of the program: two that differ may give other numbers."""
+    digest = hashlib.sha256(np.__version__.encode())
+    for path in sorted(_CODE.rglob("*")):
+        name = path.relative_to(_CODE)
+        if path.suffix in _FILES and name.parts[0] not in _APART and not name.parts[0].startswith("commands_"):
+            digest.update(name.as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _texts(data: Any) -> Iterator[str]:
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, dict):
+        for value in data.values():
+            yield from _texts(value)
+    elif isinstance(data, (list, tuple)):
+        for value in data:
+            yield from _texts(value)
+
+
+def _held(text: str) -> str:
+    """A hash of what a file holds, or the files of a folder; empty where there is none."""
+    path = Path(text)
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return "".join(_hash(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.is_file())
+
+
+@cache
+def _hash(path: str, changed_ns: int, size: int) -> str:
+    """Read once for all points, and again if the file changes."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- lines and tables -----------------------------------------------------------------------------------------------
+
+
+def _whole(text: bytes) -> int:
+    return text.rfind(b"\n") + 1
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    if not path.exists():
+        return {}
+    text = path.read_bytes()
+    found = {}
+    for number, line in enumerate(text[: _whole(text)].splitlines(), start=1):
+        try:
+            entry = json.loads(line)
+            found[str(entry["key"])] = entry
+        except (ValueError, TypeError, KeyError):
+            raise InputError(f"{path}:{number}", "is no finished run: begin anew with --fresh") from None
+    return found
+
+
+def _line(key: str, made: Made) -> dict[str, Any]:
+    beyond = None if made.beyond is None else made.beyond._asdict()
+    return {"key": key, "row": made.row, "beyond": beyond, "notes": made.notes, "prompts_failed": made.prompts_failed}
+
+
+def _made(line: dict[str, Any], run: Run | None) -> Made:
+    beyond = line["beyond"]
+    if beyond is not None:
+        beyond = Beyond(beyond["factors"], tuple(beyond["kinds"]), beyond["physics"])
+    return Made(line["row"], beyond, tuple(line["notes"]), line["prompts_failed"], run)
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's as Python's."""
+    return value.item()
+
+
+def _save(path: Path, run: Run) -> None:
+    columns: dict[str, Any] = {f"requests.{name}": column for name, column in run.requests.items()}
+    columns |= {f"decisions.{name}": column for name, column in run.decisions.items()}
+    columns["gaps"] = run.gaps
+    columns["oom"] = np.array(run.oom, dtype=float).reshape(-1, 4)
+    columns["single"] = np.array([run.end_s, run.kv_blocks_total])
+    columns["respond"] = np.array(run.respond)
+    np.savez(path, **columns)
+
+
+def _load(path: Path) -> Run:
+    with np.load(path, allow_pickle=False) as file:
+        columns: dict[str, dict[str, Any]] = {"requests": {}, "decisions": {}}
+        for name in file.files:
+            table, _, column = name.partition(".")
+            if column:
+                columns[table][column] = file[name]
+        oom = [OutOfMemory(time, int(lost), wanted, there) for time, lost, wanted, there in file["oom"].tolist()]
+        end_s, blocks = file["single"].tolist()
+        return Run(
+            columns["requests"], columns["decisions"], file["gaps"], oom, end_s, int(blocks), str(file["respond"])
+        )

@@ -1,0 +1,53 @@
+"""The error of the forecast's step times, in one line that stands beside the forecast."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def step_error(profile: Mapping[str, Any] | None, *, calibrated: bool) -> str:
+    """What is known of the error of single step times: on steps held out of the fit, or on operators left out.
+
+    profile : a profile as plain values (`servecast.cost.profile`), None without one
+    """
+    if not calibrated:
+        return "Step times: a data sheet's roofline, uncalibrated, so that no error is known."
+    held_out: Sequence[Mapping[str, Any]] = (profile or {}).get("held_out") or ()
+    if not held_out:
+        return "Step times: calibrated, but no error is stated."
+    steps = [error for error in held_out if error.get("operator", "whole step") == "whole step"]
+    if not steps:
+        medians = [float(error["median"]) for error in held_out]
+        tail = max(float(error["p95"]) for error in held_out)
+        spread = (
+            _percent(min(medians)) if len(medians) == 1 else f"{_percent(min(medians))} to {_percent(max(medians))}"
+        )
+        return (
+            f"Step times: put together of operators measured one by one; left-out points of their tables are met to "
+            f"{spread} in the median, {_percent(tail)} at p95."
+        )
+    every = _of(steps, "all") or steps[0]
+    mixed = _of(steps, "mixed")
+    sums = every.get("rows_each", 1)
+    what = f"sums of {sums} steps" if sums > 1 else "steps"
+    bias = f"mixed steps {_signed(mixed['signed_mean'])} in the mean" if mixed else _signed(every["signed_mean"])
+    return (
+        f"Step times: held-out {what} are met to {_percent(every['median'])} in the median, {_percent(every['p95'])} "
+        f"at p95; {bias}{'' if mixed else ' in the mean'}."
+    )
+
+
+def _of(errors: Sequence[Mapping[str, Any]], kind: str) -> Mapping[str, Any] | None:
+    """The first error of a kind of steps; a random part of the steps stands before the largest ones."""
+    return next((error for error in errors if kind in (error.get("regime"), error.get("along"))), None)
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f} %" if value < 0.1 else f"{100 * value:.0f} %"
+
+
+def _signed(value: float) -> str:
+    return f"{100 * value:+.2f} %"

@@ -1,0 +1,181 @@
+"""Each question that people ask has a scenario whose comment answers it, and the answer is what a run gives.
+
+Intervals hold what a better cost model may change; what the sentences say (who is first, what stands still, where it
+breaks) holds exactly.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pytest
+
+from servecast import load, simulate
+from servecast.scenario import find, names
+from servecast.specs import catalogue
+
+QUESTIONS = [name for name in names() if name.startswith("questions/")]
+
+
+@cache
+def results(question: str):
+    return simulate(load(f"questions/{question}"))
+
+
+def table(question: str, *keys: str):
+    return results(question).summary.set_index(list(keys) or ["policy"])
+
+
+def near(value: float, share: float = 0.1):
+    return pytest.approx(value, rel=share)
+
+
+def kv_tokens(question: str) -> dict[str, int]:
+    return {outcome.point: outcome.memory.kv_tokens for outcome in results(question).outcomes}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_each_asks_and_answers_in_two_lines_or_three(name):
+    head, answer = find(name).read_text().split("name: ")[0].split("#\n")
+    assert "?" in head
+    assert answer.startswith("# Answer: ")
+    assert len(answer.splitlines()) in (2, 3)
+    assert len(re.findall(r"\d", answer)) > 5
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_every_question_has_its_test(name):
+    assert f"test_{name.removeprefix('questions/').replace('-', '_')}" in globals()
+
+
+def test_largest_concurrency():
+    sizes = table("largest-concurrency", "policy", "policies[*].batch_size")
+    for policy in ("static", "padded"):
+        rows = sizes.loc[policy]
+        assert rows.index[rows["oom_failed"] == 0].tolist() == [64, 128, 176, 192]
+        assert rows.loc[208, "oom_failed"] > 0
+    continuous = sizes.loc["continuous"].iloc[0]
+    assert continuous["oom_failed"] == 0
+    assert continuous["preemptions"] > 0
+    plan = next(o.memory for o in results("largest-concurrency").outcomes if o.policy == "continuous")
+    assert plan.max_concurrency(4096) == near(69, 0.02)
+
+
+def test_batch_limits():
+    rows = table("batch-limits", "policies[0].max_num_seqs", "policies[0].max_num_batched_tokens")
+    good, ttft, itl = rows["goodput_rps"], rows["ttft_p99_s"], rows["itl_p99_s"]
+    assert good[64].max() == near(7.9)
+    assert good[128].max() == near(8.8, 0.05)
+    assert good[256].tolist() == pytest.approx(good[128].tolist(), rel=0.01)
+    assert [ttft[128][budget] for budget in (512, 2048)] == [near(1.1), near(0.53)]
+    assert [itl[128][budget] for budget in (2048, 8192)] == [near(0.095), near(0.236)]
+    assert ttft[128][8192] > ttft[128][2048]
+
+
+def test_throughput_ceiling():
+    rows = table("throughput-ceiling", "workload.arrivals.users")
+    tokens, bound = rows["output_throughput_tps"], rows["bandwidth_bound_fraction"]
+    assert [tokens[1], tokens[128]] == [near(90), near(3071)]
+    assert tokens[[256, 512]].max() < 1.05 * tokens[128]
+    assert [bound[1], bound[128]] == [near(0.99, 0.02), near(0.48)]
+    assert rows["kv_peak_fraction"][256] > 0.99
+    assert rows["preemptions"][[64, 128, 256]].gt(0).tolist() == [False, False, True]
+
+
+def test_ttft_under_load():
+    rows = table("ttft-under-load", "workload.arrivals.rate_rps")
+    tail, median = rows["ttft_p99_s"], rows["ttft_p50_s"]
+    mean = tail.groupby(level=0).mean()
+    assert [mean[2], mean[8], mean[11]] == [near(0.23), near(0.41), near(0.65)]
+    assert (tail[12].min(), tail[12].max()) == (near(1.1), near(1.7))
+    assert "overloaded" in set(rows["regime"][12])
+    assert (rows["kv_peak_fraction"][12] > 0.99).all()
+    assert [median[2].mean(), median[11].mean()] == [near(0.053), near(0.123)]
+
+
+def test_preemption():
+    rows = table("preemption", "policies[0].max_num_seqs")
+    preempted, tokens, gap = rows["preemptions"], rows["output_throughput_tps"], rows["itl_p99_s"]
+    assert preempted[preempted == 0].index.tolist() == [64, 96, 112]
+    assert tokens[192] / tokens[128] == pytest.approx(1.04, abs=0.01)
+    assert preempted[256] == near(684)
+    assert rows["recomputed_tokens"][256] == near(637_000)
+    assert [tokens[256], tokens[192]] == [near(4911, 0.05), near(4957, 0.05)]
+    assert tokens[256] < tokens[192]
+    assert [gap[256], gap[128]] == [near(0.146), near(0.029)]
+
+
+def test_kv_per_token():
+    per_token = [catalogue.model(name).kv_bytes_per_token() / 1024 for name in ("llama-2-7b", "llama-3.1-8b")]
+    assert per_token == [512, 128]
+    tokens = list(kv_tokens("kv-per-token").values())
+    assert tokens[::2] == [near(121_000, 0.02), near(445_000, 0.02)]
+    assert [tokens[1] / tokens[0], tokens[3] / tokens[2]] == [near(2, 0.01), near(2, 0.01)]
+    assert results("kv-per-token").summary["makespan_s"].tolist() == [near(270), near(180), near(136), near(100)]
+
+
+def test_context_length():
+    rows = table("context-length", "workload.prompt_tokens.tokens")
+    plan = results("context-length").outcomes[0].memory
+    assert plan.kv_tokens == near(458_560, 0.02)
+    assert int(plan.max_concurrency(1_100)) == near(415, 0.02)
+    assert int(plan.max_concurrency(32_100)) == 14
+    served = rows["request_throughput_rps"]
+    assert [served[1000], served[8000], served[32000]] == [near(32), near(4.0), near(0.78)]
+    assert (rows["kv_peak_fraction"] > 0.97).all()
+
+
+def test_static_padded_continuous():
+    rows = table("static-padded-continuous")
+    served = rows["request_throughput_rps"]
+    assert served.tolist() == [near(2.4), near(1.6), near(4.7), near(10.9)]
+    assert rows["slot_waste"]["static"] == near(0.59, 0.02)
+    assert rows["padding_waste"]["padded"] == near(0.68, 0.02)
+
+
+def test_which_gpu():
+    rows = table("which-gpu", "profile")
+    served, price = rows["request_throughput_rps"], rows["usd_per_mtok_total"]
+    order = [f"{name}-qwen3-14b-ops" for name in ("h200", "h100", "rtx-pro-6000", "a100", "l40s")]
+    assert served.sort_values(ascending=False).index.tolist() == order
+    assert served[order].tolist() == [near(12.3), near(11.1), near(5.7), near(4.7), near(2.5)]
+    assert price[order].tolist() == [near(0.016), near(0.018), near(0.035), near(0.042), near(0.081)]
+    assert served[order[1]] / served[order[3]] == near(2.4)
+
+
+def test_chunk_size():
+    rows = table("chunk-size", "policies[0].max_num_batched_tokens")
+    gap, first = rows["itl_p99_s"], rows["ttft_p99_s"]
+    assert [gap[256], gap[2048], gap[8192]] == [near(0.021), near(0.098), near(0.275)]
+    assert gap.is_monotonic_increasing
+    assert [first[256], first[512], first[2048]] == [near(3.2), near(1.7), near(1.0)]
+    assert first[[2048, 4096, 8192]].max() < 1.15
+
+
+def test_burstiness():
+    rows = table("burstiness", "workload.arrivals.burstiness")
+    tail, attained = rows["ttft_p99_s"], rows["slo_attainment"]
+    assert [tail[float("inf")].mean(), tail[1].mean()] == [near(0.19), near(0.36)]
+    assert (tail[0.1].min(), tail[0.1].max()) == (near(1.2), near(1.7))
+    assert (1 - attained[0.1].max(), 1 - attained[0.1].min()) == (
+        pytest.approx(0.09, abs=0.03),
+        pytest.approx(0.16, abs=0.03),
+    )
+    assert 1 - attained[1].min() == pytest.approx(0.001, abs=0.001)
+
+
+def test_batch_job():
+    row = results("batch-job").summary.iloc[0]
+    assert row["makespan_s"] / 60 == near(6.3)
+    assert [row["request_throughput_rps"], row["total_throughput_tps"]] == [near(26), near(30_000)]
+    assert row["makespan_s"] / 3600 * 2.5 == near(0.26)
+    assert row["ttft_p50_s"] / 60 == near(3)
+    requests = results("batch-job").requests
+    assert [requests["prompt_tokens"].mean(), requests["output_tokens"].mean()] == [near(950, 0.02), near(180, 0.02)]
+
+
+def test_self_host_or_api():
+    price = table("self-host-or-api", "workload.arrivals.rate_rps")["usd_per_mtok_total"]
+    assert [price[0.5], price[2], price[8]] == [near(0.99, 0.02), near(0.25, 0.02), near(0.064, 0.02)]
+    assert (price * price.index).tolist() == pytest.approx([0.5] * 5, rel=0.05)
