@@ -312,6 +312,7 @@ class Replica:
         progress = (self.ended, self.state.decoding.step)
         if progress != self._progress:
             self._progress, self._fruitless = progress, 0
+            return
         self._fruitless += sum(counts[Tally._fields.index("preempted")] for counts in self.decisions.rows[2::4])
         if self._fruitless > _MOST_FRUITLESS:
             raise InputError(
