@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import pickle
-import sys
 
 import numpy as np
 import pytest
+from counting import opcodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -179,25 +179,6 @@ def test_a_step_must_take_time():
 def test_only_what_is_scheduled_is_priced():
     """MET-21: the largest context held by a waiting request changes nothing."""
     assert PLAIN.seconds(StepShape(0, 0, 0, 0, 1, 500, 500)) == PLAIN.seconds(StepShape(0, 0, 0, 0, 1, 500, 90_000))
-
-
-def opcodes(call) -> int:
-    """Bytecodes executed in Python by a call: what its cost is made of, whatever else the machine does."""
-    count = 0
-
-    def trace(frame, event, argument):
-        nonlocal count
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        count += event == "opcode"
-        return trace
-
-    previous = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    finally:
-        sys.settrace(previous)
-    return count
 
 
 def test_the_hot_path_does_bounded_work():

@@ -1,7 +1,6 @@
 """Faults of this field that concern workloads, configuration and output, through the scenario: each by its tiny trigger."""
 
 import json
-import time
 
 import numpy as np
 import pytest
@@ -89,15 +88,14 @@ def test_wrk_20_a_fixed_length_is_fixed(scenario):
 
 
 def test_wrk_17_a_long_gap_costs_nothing_and_changes_nothing():
-    times, latencies = [], []
+    decisions, latencies = [], []
     for gap_s in (3.0, 1e6):
-        began = time.process_time()
         run = serve([(0.0, 100, 5), (gap_s, 100, 5)], POLICIES["continuous"]())
-        times.append(time.process_time() - began)
+        decisions.append(len(run.decisions["start_s"]))
         latencies.append(run.requests["first_token_s"] - run.requests["sent_s"])
     np.testing.assert_allclose(latencies[0], latencies[1], atol=1e-9)
     assert latencies[1][1] == pytest.approx(latencies[1][0])
-    assert times[1] < 10 * times[0] + 0.05
+    assert decisions[1] == decisions[0]
 
 
 def test_out_01_a_schema_is_strict_json():
