@@ -132,3 +132,9 @@ def test_the_cliff_on_cuda_is_within_2_percent():
     found = cliff.cliff(cliff.Load(spec, "cuda", "bf16", prompt=512, output=256, limit_bytes=2_000_000_000))
     assert abs(found.predicted_rows - found.found_rows) <= 1
     assert abs(found.bytes_error) < 0.02
+
+
+def test_without_a_limit_a_cpu_has_half_a_gigabyte():
+    from servecast.device.cliff import usual_limit_bytes
+
+    assert usual_limit_bytes("cpu") == 500_000_000

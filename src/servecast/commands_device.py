@@ -116,7 +116,12 @@ def cliff(
     device: Device,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of every prompt.")],
     output: Annotated[int, typer.Option(min=1, help="Tokens of every answer.")],
-    memory_gb: Annotated[float, typer.Option(help="Memory limit [GB], beside the process itself.")],
+    memory_gb: Annotated[
+        float | None,
+        typer.Option(
+            help="Memory limit [GB], beside the process itself; 0.9 of a GPU, or 0.5 GB on a CPU, if not given."
+        ),
+    ] = None,
     policy: Annotated[str, typer.Option(help="static or padded.")] = "padded",
     dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32, if not the model's.")] = None,
 ) -> None:
@@ -128,14 +133,15 @@ def cliff(
     """
     if policy not in ("static", "padded"):
         raise InputError("--policy", f"{policy!r} has no cliff, it preempts or is unknown: use static or padded")
-    if not memory_gb > 0:
+    if memory_gb is not None and not memory_gb > 0:
         raise InputError("--memory-gb", f"{memory_gb:g} must be > 0")
     module = _device_module("cliff")
+    limit_bytes = module.usual_limit_bytes(device) if memory_gb is None else round(memory_gb * 1e9)
     from servecast import terminal
     from servecast.specs import catalogue
 
     spec = catalogue.model(model)
-    load = module.Load(spec, device, dtype or spec.dtype, prompt, output, round(memory_gb * 1e9), policy=policy)
+    load = module.Load(spec, device, dtype or spec.dtype, prompt, output, limit_bytes, policy=policy)
     found = module.cliff(load, lambda made: _say(f"{made.rows} rows: {'fits' if made.fitted else 'out of memory'}"))
     heads = ("", "rows", "forecast [MB]", "measured [MB]", "error")
     measured = "-" if found.measured_bytes is None else f"{found.measured_bytes / 1e6:.1f}"
@@ -144,7 +150,8 @@ def cliff(
         ("forecast", str(found.predicted_rows), f"{found.predicted_bytes / 1e6:.1f}", "", ""),
         ("found by running", str(found.found_rows), f"{found.bytes_at_found / 1e6:.1f}", measured, error),
     ]
-    terminal.print_table(f"{model}, {policy}, {prompt} + {output} tokens in {memory_gb:g} GB on {device}", heads, rows)
+    room = f"{limit_bytes / 1e9:.3g} GB"
+    terminal.print_table(f"{model}, {policy}, {prompt} + {output} tokens in {room} on {device}", heads, rows)
 
 
 def executing(device: str, jobs: int) -> OnDevice:
