@@ -498,3 +498,15 @@ def test_gaps_beyond_the_bins_share_the_outermost() -> None:
     histogram = metrics.GapHistogram()
     histogram.add(np.array([1e-12, 1.0, 1e9]))
     assert histogram.percentiles([0, 50, 100]) == pytest.approx([1e-12, 1.0, 1e9])
+
+
+@pytest.mark.parametrize(("third_leaves_s", "expected"), [(20.0, "stable"), (25.0, "overloaded")])
+def test_regime_allows_two_more_waiting_and_not_half_a_request_beyond(third_leaves_s, expected):
+    """Arrivals from 0 to 30 s: nobody waits in the middle third, two (and a half) in the last."""
+    requests = {
+        "status": np.zeros(5, dtype=int),
+        "arrival_s": np.array([0.0, 20.0, 20.0, 20.0, 30.0]),
+        "scheduled_s": np.array([0.0, 30.0, 30.0, third_leaves_s, 30.0]),
+        "finish_s": np.full(5, 31.0),
+    }
+    assert metrics.regime(requests, 31.0) == expected
