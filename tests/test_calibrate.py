@@ -16,7 +16,7 @@ from servecast.specs.model import LayerGroup
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
 
-from servecast.device import calibrate, grid, machine  # noqa: E402
+from servecast.device import calibrate, grid, machine, quality, steps  # noqa: E402
 from servecast.device.timing import Timing  # noqa: E402
 
 SPEC = dataclasses.replace(catalogue.model("tiny"), dtype="fp32")
@@ -194,15 +194,15 @@ def test_cut_layers_are_scaled_up(tmp_path, monkeypatch):
         seconds = 1e-3 + 2e-3 * layers  # what no layer takes, and what each takes
         return Timing(seconds, 3, 1, seconds, seconds, 0.0)
 
-    monkeypatch.setattr(calibrate, "measure", measured)
+    monkeypatch.setattr(steps, "measure", measured)
     deep = dataclasses.replace(SPEC, name="deep", groups=(LayerGroup(8),))
     for layers in (1, 3, 8):
         asked = request(tmp_path, model=deep, layers=layers)
         with torch.inference_mode():
             model = calibrate._built(asked, torch.device("cpu"), "fp32", LIMITS)
-            steps = calibrate._Steps(model, calibrate.allocated(model, 4, 64), asked)
+            some = steps.Steps(model, grid.Limits(4, 64, 64), layers=8)
         assert len(model.layers) == layers
-        assert steps.time(grid.Point(((32, 1),) * 4), np.inf).seconds == pytest.approx(17e-3)
+        assert some.time(grid.Point(((32, 1),) * 4), np.inf).seconds == pytest.approx(17e-3)
 
 
 def layered(monkeypatch, each):
@@ -212,7 +212,7 @@ def layered(monkeypatch, each):
         seconds = 1e-3 + each(len(step.__closure__[0].cell_contents.model.layers))
         return Timing(seconds, 3, 1, seconds, seconds, 0.0)
 
-    monkeypatch.setattr(calibrate, "measure", measured)
+    monkeypatch.setattr(steps, "measure", measured)
 
 
 def test_cut_layers_are_checked_at_full_depth(tmp_path, monkeypatch):
@@ -327,21 +327,48 @@ def test_errors_and_coverage_are_counted_by_kind():
     shape, seconds = synthetic()
     table = pd.DataFrame(dict(zip(StepShape._fields, shape, strict=True)))
     table["seconds"], table["predicted_s"] = seconds, seconds * 1.1
-    found = list(calibrate.errors(table, "predicted_s"))
+    found = list(quality.errors(table, "predicted_s"))
     assert [e["regime"] for e in found] == ["all", *[k for k in ("decode", "mixed", "prefill") if k in regime(shape)]]
     assert all(e["median"] == pytest.approx(0.1) and e["signed_mean"] == pytest.approx(0.1) for e in found)
     table["predicted_s"] *= np.random.default_rng(0).lognormal(0, 0.05, len(table))
-    assert calibrate.coverage(calibrate.intervals(table), table) == pytest.approx(0.9, abs=0.05)
-    assert calibrate.coverage({"decode": [2.0, 3.0]}, table) == 0.0
+    table["unseen_s"] = table["predicted_s"]
+    assert quality.coverage(quality.intervals(table), table) == pytest.approx(0.9, abs=0.05)
+    assert quality.coverage({"decode": [2.0, 3.0]}, table) == 0.0
+
+
+def test_intervals_of_unseen_steps_hold_nine_in_ten_new_ones():
+    import pandas as pd
+
+    shape, seconds = synthetic()
+    draw = np.random.default_rng(5)
+    held, own = [], []
+    for _ in range(20):
+        noisy, new = (seconds * draw.lognormal(0, 0.05, len(seconds)) for _ in range(2))
+        table = pd.DataFrame(dict(zip(StepShape._fields, shape, strict=True)))
+        table["seconds"] = noisy
+        fitted = priced(shape, noisy).seconds(shape)
+        for bounds, predicted in ((held, whole_steps.unseen(shape, noisy)), (own, fitted)):
+            table["unseen_s"] = predicted
+            again = table.assign(seconds=new, predicted_s=fitted)
+            bounds.append(quality.coverage(quality.intervals(table), again))
+    assert 0.88 <= np.mean(held) <= 0.97
+    assert np.mean(own) < np.mean(held) - 0.02  # a fit's own residuals are too small
+
+
+def test_a_step_that_is_left_out_does_not_tell_its_own_prediction():
+    shape, seconds = synthetic()
+    wild = seconds.copy()
+    wild[7] *= 5
+    assert whole_steps.unseen(shape, wild)[7] == pytest.approx(whole_steps.unseen(shape, seconds)[7], rel=0.02)
 
 
 def test_noise_is_the_device_against_itself():
     import pandas as pd
 
     rounds = pd.DataFrame({"rows": ["a"] * 4 + ["b"] * 4, "seconds": [1.0, 1.0, 1.0, 1.1, 2.0, 2.0, 2.0, 2.0]})
-    assert calibrate.noise(rounds)["median"] == pytest.approx(0.0)
-    assert calibrate.noise(rounds)["p95"] == pytest.approx(0.065, rel=0.1)
-    assert calibrate.noise(rounds.iloc[[0, 4]])["median"] is None
+    assert quality.noise(rounds)["median"] == pytest.approx(0.0)
+    assert quality.noise(rounds)["p95"] == pytest.approx(0.065, rel=0.1)
+    assert quality.noise(rounds.iloc[[0, 4]])["median"] is None
 
 
 def test_gpus_are_found_in_the_catalogue_by_their_own_names():

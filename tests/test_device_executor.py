@@ -174,6 +174,22 @@ def test_warm_up_is_dropped_and_counted():
     assert (taken.seconds, taken.dropped, taken.most_s) == (1.0, 1, 1.0)
 
 
+def test_what_runs_between_repeats_is_not_timed():
+    now, order = [0.0], []
+
+    def step():
+        order.append("step")
+        now[0] += 1.0
+
+    def between():
+        order.append("between")
+        now[0] += 7.0
+
+    taken = measure(step, lambda: now[0], warm_up=1, least=3, most=3, between=between)
+    assert (taken.least_s, taken.most_s) == (1.0, 1.0)
+    assert order == ["step", *["between", "step"] * 3]
+
+
 def test_repeats_end_when_the_median_is_known_or_at_most():
     now = [0.0]
     quiet = measure(lambda: now.__setitem__(0, now[0] + 1.0), lambda: now[0], warm_up=0, least=3, most=50)

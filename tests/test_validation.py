@@ -2,12 +2,15 @@
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
 import yaml
 
 from servecast.errors import InputError
+from servecast.executor import Affine, ModelExecutor
+from servecast.planning.sweep import modelled
 from servecast.requests import Status
 from servecast.scenario import check
 from servecast.validation import compare
@@ -15,10 +18,10 @@ from servecast.validation import plan as plans
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
 
-from servecast.device import calibrate, grid  # noqa: E402
+from servecast.device import calibrate, grid, steps  # noqa: E402
 from servecast.specs import hf_config  # noqa: E402
-from servecast.validation import runs, write  # noqa: E402
-from servecast.validation.validate import drift_of, validate  # noqa: E402
+from servecast.validation import runs, speed, write  # noqa: E402
+from servecast.validation.validate import validate  # noqa: E402
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -63,7 +66,7 @@ def folder(tmp_path_factory):
 def found(folder):
     told = []
     made = validate(folder / "plan.yaml", "cpu", told.append)
-    assert [p.made for p in told] == [1, 2, 3, 4, 5, 6]
+    assert [p.made for p in told] == list(range(1, 13))
     return made
 
 
@@ -138,12 +141,30 @@ def test_a_drift_makes_a_run_inconclusive_after_its_tries(folder, monkeypatch):
     }
     data["scenario"]["policies"] = data["scenario"]["policies"][2:]
     plan.write_text(yaml.safe_dump(data))
-    monkeypatch.setattr(runs.Bench, "reference_s", lambda bench: 1.3 * bench.facts["reference_s"])
+    # Only decoding has become slower: the step that is mostly arithmetic would not show it.
+    slower = {"mixed": 1.0, "decode": 1.3}
+
+    def timed(references, **precision):
+        return {name: slower[name] * seconds for name, seconds in calibrated.items()}
+
+    calibrated = json.loads((folder / "mine.json").read_text())["references_s"]
+    monkeypatch.setattr(steps.References, "_timed", timed)
     [case] = validate(plan, "cpu").cases
     assert not case.conclusive
     assert case.tries == 3
     assert case.drift == pytest.approx(0.3)
     assert {c.verdict for c in case.comparisons} == {compare.UNCLEAR}
+
+
+def test_interrupted_it_keeps_every_case_that_ran_at_all(folder):
+    def interrupted(made):
+        if made.made == 8:  # of twelve: six cases once, two of them twice
+            raise KeyboardInterrupt
+
+    found = validate(folder / "plan.yaml", "cpu", interrupted)
+    assert found.interrupted
+    assert [len(case.executed) for case in found.cases] == [2, 2, 1, 1, 1, 1]
+    assert all(c.noise is None for case in found.cases[2:] for c in case.comparisons)
 
 
 def test_a_batch_that_outgrows_the_memory_crashes_in_both(folder):
@@ -164,9 +185,46 @@ def test_a_batch_that_outgrows_the_memory_crashes_in_both(folder):
     assert runs_table.rows[0][runs_table.columns.index("lost simulated")] == str(lost.sum())
 
 
-def test_drift_is_the_largest_deviation_with_its_sign():
-    some = [runs.Executed(None, (1.02, 0.97)), runs.Executed(None, (0.9, 1.0))]
-    assert drift_of(some, 1.0) == pytest.approx(-0.1)
+def test_drift_is_the_worst_mean_with_its_sign():
+    seen = [{"mixed": 1.02, "decode": 2.0}, {"mixed": 1.0, "decode": 1.6}]
+    found = speed.drifts(seen, {"mixed": 1.0, "decode": 2.0})
+    assert found == {"mixed": pytest.approx(0.01), "decode": pytest.approx(-0.1)}
+    assert speed.worst(found) == found["decode"]
+
+
+def test_a_device_that_is_a_third_slower_is_told_apart_from_a_wrong_model(folder, monkeypatch):
+    """Steps that take what the model says, times 4/3: the forecast is off by that, at the device's speed by nothing."""
+    factor = 4 / 3
+    calibrated = json.loads((folder / "mine.json").read_text())["references_s"]
+
+    def timed(references, **precision):
+        return {name: factor * seconds for name, seconds in calibrated.items()}
+
+    def slower(bench, scenario, at, served, planned):
+        return modelled(scenario, at, served, planned)._replace(executor=ModelExecutor(bench.cost, factor))
+
+    monkeypatch.setattr(steps.References, "_timed", timed)
+    monkeypatch.setattr(runs.Bench, "_machine", slower)
+    found = validate(folder / "plan.yaml", "cpu")
+    for case in found.cases:
+        assert case.drift == pytest.approx(factor - 1)
+        for c in case.comparisons:
+            assert c.error_at_speed == pytest.approx(0, abs=1e-9)
+        [tpot] = [c for c in case.comparisons if c.metric == "tpot_mean_s"]
+        assert tpot.error < -0.1
+        assert all(len(executed.run.decisions["seconds"]) for executed in case.executed)
+
+
+def test_the_speed_is_looked_at_between_batches_by_device_time():
+    class Fixed:
+        def run(self, batch, until=math.inf):
+            return Affine(0.1, 0.0, 1)
+
+    looks = []
+    watched = speed.Watched(Fixed(), lambda: looks.append(len(looks)) or {"mixed": 1.0})
+    for _ in range(10):
+        watched.run(None)
+    assert len(watched.seen) == len(looks) == 4  # before the first, and after each 0.25 s
 
 
 def test_verdicts():

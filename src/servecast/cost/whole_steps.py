@@ -115,6 +115,17 @@ def fit(shape: StepShape, seconds: Floats, seed: int = 0) -> WholeSteps:
     )
 
 
+def unseen(shape: StepShape, seconds: Floats, folds: int = 10, seed: int = 0) -> Floats:
+    """What each step is predicted to take by a fit to the steps of the other folds (n,) [s]."""
+    design, knots = _design(shape, seconds)
+    fold = np.random.default_rng(seed).permutation(len(seconds)) % folds
+    predicted = np.empty(len(seconds))
+    for number in range(min(folds, len(seconds))):
+        left_out = fold == number
+        predicted[left_out] = design[left_out] @ _solve(design, knots, np.flatnonzero(~left_out))
+    return predicted * seconds
+
+
 def _design(shape: StepShape, seconds: Floats) -> tuple[Floats, tuple[list[float], list[float]]]:
     """Seconds of each step per unit of each unknown, relative to what was measured; and the knots of f and g."""
     tokens = np.asarray(shape.prefill_tokens, dtype=float) + np.asarray(shape.decode_rows)

@@ -5,9 +5,9 @@ that every other table has, so that it can be fitted again. `NAME.json` says on 
 `NAME.yaml` is the profile, fitted by `servecast.cost.whole_steps`. Rows are written as they are measured; a run that
 ended early goes on where it stopped.
 
-The rounds go over all steps in another order each, so that drift spreads evenly; a reference step is measured again and
-again to show it. What is fitted is each step's median over the rounds. The *noise floor* is the device against itself:
-a round's time of a step over the median of its other rounds, less one.
+The rounds go over all steps in another order each, so that drift spreads evenly; two reference steps are measured again
+and again to show it. What is fitted is each step's median over the rounds. The *noise floor* is the device against
+itself: a round's time of a step over the median of its other rounds, less one.
 
 A model too deep for the device or for the time can be cut to fewer layers: a step then takes what it takes without
 layers plus the rest scaled up, ``t = t_0 + (t_n - t_0) layers / n``. Where few layers fit a cache that all do not, that
@@ -17,31 +17,31 @@ a decode step and a prompt are timed at full depth first, and a cut that is more
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import hashlib
 import json
 import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from servecast.batch import StepShape
 from servecast.cost import physics, whole_steps
 from servecast.cost.domain import Domain
 from servecast.cost.fit import Report, Table
-from servecast.cost.model import REGIMES, regime
+from servecast.cost.model import regime
 from servecast.cost.profile import Coefficient, LeftOut, Provenance, Tables, TabulatedProfile, rounded, save
 from servecast.device import footprint, grid, machine
+from servecast.device.calibration_files import Files
 from servecast.device.ceilings import ceilings
-from servecast.device.executor import allocated
 from servecast.device.limit import out_of_memory
 from servecast.device.model import DTYPES, Transformer, refuse_unsupported, transformer
+from servecast.device.quality import by_step, coverage, errors, intervals, noise, shapes
 from servecast.device.serving import Padded, Ragged
-from servecast.device.timing import Timing, clock, measure, open_device
+from servecast.device.steps import Steps
+from servecast.device.timing import open_device
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from servecast.device.grid import Limits, Point
+    from servecast.device.timing import Timing
     from servecast.specs.device import DeviceSpec
     from servecast.specs.model import ModelSpec
 
@@ -58,13 +59,10 @@ ROUNDS = 4
 REFERENCE_EVERY = 20
 FEWEST = 24  # what a fit takes at least
 LAYERS_OFF = 0.10  # of a step at full depth, beyond which cut layers do not stand for all
-DRIFT = 0.10  # of the reference step, beyond which a run tells little
+DRIFT = 0.10  # of a reference step, beyond which a run tells little
+REFERENCES = {"mixed": "reference_s", "decode": "reference_decode_s"}
+"""Columns of the reference steps' times."""
 _CEILINGS_SHARE = 0.1  # of the budget
-
-COLUMNS = (
-    "seconds", "iterations", *StepShape._fields, "part", "rows", "round", "repeats", "dropped", "least_s", "most_s",
-    "spread", "reference_s",
-)  # fmt: skip
 
 
 class Progress(NamedTuple):
@@ -120,11 +118,11 @@ def calibrate(request: Request, progress: Callable[[Progress], None] = lambda pr
     dtype = request.dtype or request.model.dtype
     _check(request, device, dtype)
     limits = _fitting_limits(request, device, dtype)
-    files = _Files(request.output)
+    files = Files(request.output)
     facts = files.begin(_identity(request, dtype, spec, limits), machine.described(device))
     with torch.inference_mode():
         model = _built(request, device, dtype, limits)
-        steps = _Steps(model, allocated(model, limits.rows, limits.length), request)
+        steps = Steps(model, limits, layers=request.model.layers, graphs=request.graphs, seed=request.seed)
         if "ceilings" not in facts:
             try:
                 facts["layers_scaled"] = _layers_scaled(request, device, dtype, steps, limits, deadline)
@@ -200,7 +198,7 @@ def _identity(request: Request, dtype: str, spec: DeviceSpec, limits: Limits) ->
 
 
 def _layers_scaled(
-    request: Request, device: torch.device, dtype: str, steps: _Steps, limits: Limits, deadline: float
+    request: Request, device: torch.device, dtype: str, steps: Steps, limits: Limits, deadline: float
 ) -> dict[str, float] | None:
     """Scaled-up time over that at full depth, less 1, of a decode step and a prompt; None without a cut, or without the
     memory for all layers.
@@ -212,15 +210,13 @@ def _layers_scaled(
     try:
         machine.require_room(request.model, dtype, device, "--model")
         whole = transformer(request.model, device, dtype, max_positions=limits.length, seed=request.seed)
-        cache = allocated(whole, limits.rows, limits.length)
+        full = Steps(whole, limits, graphs=request.graphs, seed=request.seed)
     except InputError:
         return None  # the reason to cut it
-    full = Ragged(whole, cache, graphs=request.graphs)
     prompt = grid.Point(((0, min(limits.length, limits.tokens)),))
     found = {}
-    for name, point in (("decode", grid.reference(limits)), ("prefill", prompt)):
-        taken = measure(steps.step(full, point), steps.now, warm_up=steps.warm_up, deadline=deadline).seconds
-        found[name] = steps.time(point, deadline).seconds / taken - 1
+    for name, point in (("decode", grid.references(limits)["decode"]), ("prefill", prompt)):
+        found[name] = steps.time(point, deadline).seconds / full.time(point, deadline).seconds - 1
     worst = max(found.values(), key=abs)
     if abs(worst) > LAYERS_OFF:
         raise InputError(
@@ -234,45 +230,11 @@ def _layers_scaled(
 # --- measuring ------------------------------------------------------------------------------------------------------
 
 
-class _Steps:
-    """The steps of points on a device, and their times."""
-
-    def __init__(self, model: Transformer, cache: Any, request: Request) -> None:
-        self.model = model
-        self.cache = cache
-        self.ragged = Ragged(model, cache, graphs=request.graphs)
-        # Without layers nothing attends: what is left is the embedding, the head and sampling.
-        self.headless = Ragged(replace(model, layers=()), cache, graphs=False)
-        self.scale = request.model.layers / len(model.layers)
-        self.now = clock(model.device)
-        self.warm_up = 1 if model.dtype == torch.float32 else 2
-        self._draw = torch.Generator(device="cpu").manual_seed(request.seed)
-
-    def step(self, ragged: Ragged, point: Point) -> Callable[[], object]:
-        """The step of a point, ready to run."""
-        spans = point.spans
-        count = sum(span.new for span in spans)
-        tokens = torch.randint(self.model.spec.vocab, (count,), generator=self._draw).to(self.model.device)
-        return lambda: ragged.step(spans, tokens)
-
-    def time(self, point: Point, deadline: float) -> Timing:
-        """How long a step takes, layers that were cut off included."""
-        taken = measure(self.step(self.ragged, point), self.now, warm_up=self.warm_up, deadline=deadline)
-        if self.scale == 1:
-            return taken
-        fixed = measure(self.step(self.headless, point), self.now, warm_up=self.warm_up, deadline=deadline).seconds
-
-        def scaled(seconds: float) -> float:
-            return fixed + max(0.0, seconds - fixed) * self.scale
-
-        return taken._replace(seconds=scaled(taken.seconds), least_s=scaled(taken.least_s), most_s=scaled(taken.most_s))
-
-
 def _measure(
     request: Request,
     limits: Limits,
-    steps: _Steps,
-    files: _Files,
+    steps: Steps,
+    files: Files,
     deadline: float,
     progress: Callable[[Progress], None],
 ) -> bool:
@@ -280,55 +242,22 @@ def _measure(
     work = _work(request, limits)
     done = files.done()
     left = [(number, point) for number, point in work if (point.label, number) not in done]
-    reference = grid.reference(limits)
-    reference_s = steps.time(reference, deadline).seconds
+    references = grid.references(limits)
+    references_s = {name: steps.time(point, deadline).seconds for name, point in references.items()}
     begun, first = time.monotonic(), len(work) - len(left)
     for at, (number, point) in enumerate(left):
         if time.monotonic() > deadline:
             return False
         if at % REFERENCE_EVERY == 0:
-            reference_s = steps.time(reference, deadline).seconds
+            references_s = {name: steps.time(point, deadline).seconds for name, point in references.items()}
         taken = steps.time(point, deadline)
-        files.write(_row(point, number, taken, reference_s))
+        files.write(_row(point, number, taken, references_s))
         rate = (time.monotonic() - begun) / (at + 1)
         remaining = min(rate * (len(left) - at - 1), deadline - time.monotonic())
         progress(
             Progress(first + at + 1, len(work), max(0.0, remaining), f"{point.label}: {taken.seconds * 1e3:.3g} ms")
         )
     return True
-
-
-def reference_s(model: Transformer, identity: Mapping[str, Any]) -> float:
-    """The reference step of a calibration on a model, now [s]."""
-    limits = grid.Limits(**identity["limits"])
-    point = grid.reference(limits)
-    with torch.inference_mode():
-        ragged = Ragged(model, allocated(model, len(point.rows), limits.length), graphs=identity["graphs"])
-        step = _stepping(ragged, point)
-        taken = measure(step, clock(model.device), warm_up=3, least=9, most=25, precision=0.01)
-    return taken.seconds
-
-
-def held_out_times(model: Transformer, identity: Mapping[str, Any]) -> pd.DataFrame:
-    """The held-out steps of a calibration, timed anew on a model."""
-    import pandas as pd
-
-    limits = grid.Limits(**identity["limits"])
-    points = [point for point in grid.plan(limits, seed=identity["seed"]) if point.part == "held_out"]
-    rows = []
-    with torch.inference_mode():
-        ragged = Ragged(model, allocated(model, limits.rows, limits.length), graphs=identity["graphs"])
-        for point in points:
-            taken = measure(_stepping(ragged, point), clock(model.device), warm_up=2)
-            rows.append({"seconds": taken.seconds, **point.shape._asdict()})
-    return pd.DataFrame(rows)
-
-
-def _stepping(ragged: Ragged, point: Point) -> Callable[[], object]:
-    """The step of a point on tokens that do not matter, ready to run."""
-    spans = point.spans
-    tokens = torch.zeros(sum(span.new for span in spans), dtype=torch.int64, device=ragged.model.device)
-    return lambda: ragged.step(spans, tokens)
 
 
 def _work(request: Request, limits: Limits) -> list[tuple[int, Point]]:
@@ -340,7 +269,7 @@ def _work(request: Request, limits: Limits) -> list[tuple[int, Point]]:
     return work
 
 
-def _row(point: Point, number: int, taken: Timing, reference_s: float) -> dict[str, Any]:
+def _row(point: Point, number: int, taken: Timing, references_s: Mapping[str, float]) -> dict[str, Any]:
     return {
         "seconds": taken.seconds,
         "iterations": 1,
@@ -353,11 +282,11 @@ def _row(point: Point, number: int, taken: Timing, reference_s: float) -> dict[s
         "least_s": taken.least_s,
         "most_s": taken.most_s,
         "spread": rounded(taken.spread, 4),
-        "reference_s": reference_s,
+        **{REFERENCES[name]: seconds for name, seconds in references_s.items()},
     }
 
 
-def _memory(model: Transformer, steps: _Steps, limits: Limits, spec: ModelSpec) -> dict[str, float]:
+def _memory(model: Transformer, steps: Steps, limits: Limits, spec: ModelSpec) -> dict[str, float]:
     """Weights, cache a token and peak activations [bytes], the latter by tokens and sampled rows."""
     found = activations(steps.ragged, limits)
     facts = {
@@ -382,12 +311,13 @@ def activations(ragged: Ragged, limits: Limits) -> footprint.Activations:
     for new, rows in some:
         if rows <= limits.rows and new <= limits.length and rows * new <= limits.tokens:
             point = grid.Point(((0 if new > 1 else min(16, limits.length - 1), new),) * rows)
-            step = _stepping(eager, point)
-            peaks.append((new * rows, rows, footprint.peak_bytes(step, ragged.model.device)))
+            tokens = torch.zeros(new * rows, dtype=torch.int64, device=ragged.model.device)
+            peak = footprint.peak_bytes(partial(eager.step, point.spans, tokens), ragged.model.device)
+            peaks.append((new * rows, rows, peak))
     return footprint.fitted(peaks, ragged.model.spec.hidden * ragged.model.dtype.itemsize)
 
 
-def _padded_over_ragged(model: Transformer, steps: _Steps, limits: Limits, deadline: float) -> dict[str, float]:
+def _padded_over_ragged(model: Transformer, steps: Steps, limits: Limits, deadline: float) -> dict[str, float]:
     """A padded decode step over a ragged one of the same shape: median and extremes of the ratio, less 1."""
     ratios = []
     padded = Padded(model, steps.cache)
@@ -401,86 +331,16 @@ def _padded_over_ragged(model: Transformer, steps: _Steps, limits: Limits, deadl
                 padded.begin(prompts, context)
                 padded.decode(tokens)
 
-            taken = measure(step, steps.now, warm_up=2, deadline=deadline).seconds
-            ratios.append(taken / measure(steps.step(steps.ragged, point), steps.now, deadline=deadline).seconds - 1)
+            taken = steps.timed(step, deadline, warm_up=2).seconds
+            ratios.append(taken / steps.time(point, deadline, warm_up=2).seconds - 1)
     return {"median": float(np.median(ratios)), "least": min(ratios), "most": max(ratios)}
-
-
-# --- files ----------------------------------------------------------------------------------------------------------
-
-
-class _Files:
-    """The three files of a calibration: profile, steps, facts."""
-
-    def __init__(self, output: Path) -> None:
-        if output.suffix not in {".yaml", ".yml"}:
-            raise InputError("--output", f"{str(output)!r} is no YAML file: name it like calibration/mine.yaml")
-        if not output.parent.is_dir():
-            raise InputError("--output", f"there is no folder {output.parent}: make it first")
-        self.profile = output
-        self.steps = output.with_suffix(".steps.csv")
-        self.facts = output.with_suffix(".json")
-
-    def begin(self, identity: dict[str, Any], described: dict[str, Any]) -> dict[str, Any]:
-        """The facts to go on with: those of a run that ended early, or fresh ones beside an empty table."""
-        fresh = {"identity": identity, "machine": described, "complete": False}
-        if self.facts.is_file():
-            before: dict[str, Any] = json.loads(self.facts.read_text(encoding="utf-8"))
-            if not before["complete"] and self.steps.is_file():
-                for key, value in identity.items():
-                    if before["identity"].get(key) != value:
-                        raise InputError(
-                            str(self.facts),
-                            f"an unfinished calibration with {key} {before['identity'].get(key)} stands here, asked is "
-                            f"{value}: finish that one, remove its files, or choose another --output",
-                        )
-                return before
-        with self._written(self.steps), self.steps.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerow(COLUMNS)
-        self.note(fresh)
-        return fresh
-
-    def note(self, facts: dict[str, Any]) -> None:
-        """Write the facts, never half of them."""
-        partial = self.facts.with_name(self.facts.name + ".partial")
-        with self._written(self.facts):
-            partial.write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-            partial.replace(self.facts)
-
-    def write(self, row: dict[str, Any]) -> None:
-        """Append one measured step; it is on disk when this returns."""
-        with self._written(self.steps), self.steps.open("a", encoding="utf-8", newline="") as file:
-            csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(row)
-
-    def discard(self) -> None:
-        """Remove what `begin` has written."""
-        self.steps.unlink()
-        self.facts.unlink()
-
-    def done(self) -> set[tuple[str, int]]:
-        """Label and round of the rows that are there. A last row cut short by a crash is taken off."""
-        text = self.steps.read_text(encoding="utf-8")
-        if not text.endswith("\n"):
-            text = text[: text.rfind("\n") + 1]
-            with self._written(self.steps):
-                self.steps.write_text(text, encoding="utf-8")
-        return {(row["rows"], int(row["round"])) for row in csv.DictReader(text.splitlines())}
-
-    @contextlib.contextmanager
-    def _written(self, path: Path) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise InputError(
-                str(path), f"cannot be written ({error.strerror}): make room and call again, what was measured is kept"
-            ) from None
 
 
 # --- the fit --------------------------------------------------------------------------------------------------------
 
 
 def _finished(
-    request: Request, spec: DeviceSpec, dtype: str, files: _Files, facts: dict[str, Any], complete: bool
+    request: Request, spec: DeviceSpec, dtype: str, files: Files, facts: dict[str, Any], complete: bool
 ) -> Calibration:
     import pandas as pd
 
@@ -494,14 +354,17 @@ def _finished(
             "give more time and call again, what was measured is kept",
         )
     facts["noise"] = noise(raw)
-    facts["reference_s"] = float(raw["reference_s"].median())
-    facts["drift"] = float(raw["reference_s"].max() / raw["reference_s"].min() - 1)
+    facts["references_s"] = {name: float(raw[column].median()) for name, column in REFERENCES.items()}
+    facts["drift"] = max(float(raw[column].max() / raw[column].min() - 1) for column in REFERENCES.values())
     _refuse_impossible(request, spec, dtype, seen)
     profile = fit_grid(request, spec, dtype, seen, facts, files.steps)
     steps["predicted_s"] = profile.cost().seconds(shapes(steps))
-    held_out = steps[steps["part"] == "held_out"]
+    steps["unseen_s"] = steps["predicted_s"]
+    grid_rows = steps["part"] == "grid"
+    steps.loc[grid_rows, "unseen_s"] = whole_steps.unseen(shapes(seen), seen["seconds"].to_numpy(), seed=request.seed)
+    held_out = steps[~grid_rows]
     facts["held_out"] = list(errors(held_out, "predicted_s"))
-    facts["intervals"] = intervals(steps[steps["part"] == "grid"])
+    facts["intervals"] = intervals(steps[grid_rows])
     facts["coverage"] = coverage(facts["intervals"], held_out)
     facts["complete"] = complete
     facts["steps"] = {"grid": len(seen), "held_out": len(held_out), "rounds": int(raw["round"].max()) + 1}
@@ -532,26 +395,6 @@ def _refuse_impossible(request: Request, spec: DeviceSpec, dtype: str, seen: pd.
         raise InputError(
             "--as", f"the median step takes {ratio:.2f} of the least time that {spec.name} needs: name the right GPU"
         )
-
-
-def by_step(raw: pd.DataFrame) -> pd.DataFrame:
-    """One row a step: the median of its rounds."""
-    grouped = raw.groupby("rows", sort=False)
-    steps = grouped.first()
-    steps["seconds"] = grouped["seconds"].median()
-    return steps.reset_index()
-
-
-def noise(raw: pd.DataFrame) -> dict[str, float | None]:
-    """The device against itself: each round of a step over the median of its other rounds, less one."""
-    deviations: list[float] = []
-    for _, seconds in raw.groupby("rows")["seconds"]:
-        values = seconds.to_numpy()
-        if len(values) > 1:
-            deviations += [abs(values[i] / np.median(np.delete(values, i)) - 1) for i in range(len(values))]
-    if not deviations:
-        return {"median": None, "p95": None}
-    return {"median": float(np.median(deviations)), "p95": float(np.quantile(deviations, 0.95))}
 
 
 def fit_grid(
@@ -613,52 +456,6 @@ def _notes(request: Request, found: whole_steps.WholeSteps, facts: dict[str, Any
         yield f"noise floor, the device against itself: {median:.2%} median, {p95:.2%} p95"
 
 
-def intervals(steps: pd.DataFrame) -> dict[str, list[float]]:
-    """For each kind of step the 5 % and 95 % quantiles of measured over predicted: a 90 % interval of one step."""
-    ratio = (steps["seconds"] / steps["predicted_s"]).to_numpy()
-    kinds = np.asarray(regime(shapes(steps)))
-    return {
-        kind: [rounded(float(value), 5) for value in np.quantile(ratio[kinds == kind], (0.05, 0.95))]
-        for kind in REGIMES
-        if (kinds == kind).any()
-    }
-
-
-def coverage(intervals: dict[str, list[float]], held_out: pd.DataFrame) -> float | None:
-    """Share of held-out steps within the 90 % interval of their kind; None without any."""
-    if not len(held_out):
-        return None
-    ratio = (held_out["seconds"] / held_out["predicted_s"]).tolist()
-    kinds = np.asarray(regime(shapes(held_out))).tolist()
-    inside = [
-        kind in intervals and intervals[kind][0] <= value <= intervals[kind][1]
-        for kind, value in zip(kinds, ratio, strict=True)
-    ]
-    return float(np.mean(inside))
-
-
-def errors(steps: pd.DataFrame, predicted: str) -> Iterator[dict[str, Any]]:
-    """Relative errors of the column ``predicted``, over all steps and by kind."""
-    error = (steps[predicted] / steps["seconds"] - 1).to_numpy()
-    kinds = np.asarray(regime(shapes(steps)))
-    for name in ("all", *REGIMES):
-        chosen = error if name == "all" else error[kinds == name]
-        if len(chosen):
-            yield {
-                "regime": name,
-                "count": len(chosen),
-                "median": rounded(float(np.median(np.abs(chosen))), 4),
-                "p95": rounded(float(np.quantile(np.abs(chosen), 0.95)), 4),
-                "signed_mean": rounded(float(chosen.mean()), 4),
-            }
-
-
-def shapes(steps: pd.DataFrame) -> StepShape:
-    """The shapes of a table of steps, as arrays."""
-    columns: list[Any] = [steps[name].to_numpy() for name in StepShape._fields]
-    return StepShape(*columns)
-
-
 def report(calibration: Calibration) -> Report:
     """What the command prints: quality beside noise, roofs, memory, and what the reader should know."""
     facts, profile = calibration.facts, calibration.profile
@@ -673,7 +470,7 @@ def report(calibration: Calibration) -> Report:
         ("copy bandwidth", f"{roofs['copy_Bps'] / 1e9:.1f} GB/s"),
         ("matrix product", f"{roofs['matmul_flops'] / 1e12:.3f} TFLOP/s"),
         *((name.replace("_", " "), f"{value:,.0f} B") for name, value in memory.items()),
-        ("drift of the reference step", f"{facts['drift']:.1%}"),
+        ("drift of the reference steps", f"{facts['drift']:.1%}"),
         ("held-out steps in their 90 % interval", "-" if facts["coverage"] is None else f"{facts['coverage']:.0%}"),
     ]
     padded = facts["padded_over_ragged"]
@@ -691,6 +488,6 @@ def report(calibration: Calibration) -> Report:
         notes.append("the budget ended before the last round: call again to go on")
     if facts["drift"] > DRIFT:
         notes.append(
-            f"the reference step varied by {facts['drift']:.0%}, more than {DRIFT:.0%}: measure on a quieter machine"
+            f"a reference step varied by {facts['drift']:.0%}, more than {DRIFT:.0%}: measure on a quieter machine"
         )
     return Report(tables, tuple(notes))

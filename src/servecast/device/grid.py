@@ -88,10 +88,22 @@ def plan(limits: Limits, held_out: int = 40, seed: int = 0) -> list[Point]:
     return [*extremes, *(following[i] for i in draw.permutation(len(following)))]
 
 
-def reference(limits: Limits) -> Point:
-    """The step that is measured again and again to see the device drift: some of everything."""
+def references(limits: Limits) -> dict[str, Point]:
+    """Steps that are measured again and again to see the device drift: some of everything, and decode alone.
+
+    The first is mostly arithmetic, the second reads weights; a neighbour on the machine slows one and not the other.
+    """
     rows, length = max(1, limits.rows // 4), max(2, limits.length // 4)
-    return Point(((0, min(length, limits.tokens // 2)), *((length, 1),) * rows))
+    decoding = (length, 1)
+    return {
+        "mixed": Point(((0, min(length, limits.tokens // 2)), *(decoding,) * rows)),
+        "decode": Point((decoding,) * max(1, limits.rows // 8)),
+    }
+
+
+def interlude(limits: Limits, slots: int) -> list[Span]:
+    """A decode step of few rows, in the last of ``slots``: what runs before each timed step."""
+    return [Span(slots - 1 - row, limits.length // 5, 1) for row in range(max(1, limits.rows // 10))]
 
 
 def _grid(limits: Limits) -> Iterator[Point]:

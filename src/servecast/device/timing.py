@@ -88,15 +88,18 @@ def measure(
     least: int = 3,
     most: int = 5,
     deadline: float = math.inf,
+    between: Callable[[], object] = lambda: None,
 ) -> Timing:
     """Time a step until its median is known to ``precision``, or ``most`` repeats, or wall ``deadline`` [s] has passed.
 
     ``warm_up`` first ones are dropped: a cold step pays for choosing kernels and for memory it will find warm later.
+    ``between`` runs before each repeat, untimed.
     """
     for _ in range(warm_up):
         step()
     taken: list[float] = []
     while len(taken) < most:
+        between()
         start = now()
         step()
         taken.append(now() - start)

@@ -38,7 +38,10 @@ UNCLEAR = "inconclusive"
 
 
 class Compared(NamedTuple):
-    """One metric: simulated, executed (each time), error and noise as shares; ``gate`` None where none was set."""
+    """One metric: simulated, executed (each time), error and noise as shares; ``gate`` None where none was set.
+
+    error_at_speed : of simulations at the speed that the device had during each run; None where that is not known
+    """
 
     metric: str
     simulated: float
@@ -47,6 +50,7 @@ class Compared(NamedTuple):
     noise: float | None
     gate: float | None
     verdict: str
+    error_at_speed: float | None = None
 
 
 def metrics(summary: dict[str, Any], run: Run, fast: np.ndarray[Any, Any]) -> dict[str, float | None]:
@@ -59,15 +63,27 @@ def metrics(summary: dict[str, Any], run: Run, fast: np.ndarray[Any, Any]) -> di
 
 
 def compared(
-    name: str, simulated: float | None, executed: Sequence[float | None], gate: float | None, conclusive: bool = True
+    name: str,
+    simulated: float | None,
+    executed: Sequence[float | None],
+    gate: float | None,
+    conclusive: bool = True,
+    knowing: Sequence[float | None] = (),
 ) -> Compared | None:
-    """The comparison of one metric; None where either side has no value, or where nothing was executed but zeros."""
+    """The comparison of one metric; None where either side has no value, or where nothing was executed but zeros.
+
+    knowing : the simulation of each execution at the device's speed during it
+    """
     known = [value for value in executed if value is not None]
     if simulated is None or not known or not (mean := float(np.mean(known))):
         return None
     error = simulated / mean - 1
     noise = (max(known) - min(known)) / mean if len(known) > 1 else None
-    return Compared(name, simulated, tuple(known), error, noise, gate, verdict(error, noise, gate, conclusive))
+    paced = [k / e - 1 for k, e in zip(knowing, executed, strict=False) if k is not None and e]
+    at_speed = float(np.mean(paced)) if paced else None
+    return Compared(
+        name, simulated, tuple(known), error, noise, gate, verdict(error, noise, gate, conclusive), at_speed
+    )
 
 
 def verdict(error: float, noise: float | None, gate: float | None, conclusive: bool = True) -> str:

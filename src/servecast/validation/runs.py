@@ -1,6 +1,6 @@
 """Executes and simulates a policy of a scenario on one trace, in one virtual clock.
 
-The engine is the same; only the executor differs. Before and after each executed run a reference step is timed again:
+The engine is the same; only the executor differs. About and during each executed run reference steps are timed again:
 the device may have become slower since it was calibrated, and no model of steps can know that.
 """
 
@@ -18,6 +18,7 @@ from servecast.metrics import Hardware, summarise
 from servecast.planning.sweep import modelled
 from servecast.scenario.serving import plan, serving, step_set_aside
 from servecast.scenario.traffic import traffic
+from servecast.validation import speed
 from servecast.validation.execute import longest, machine, refuse_unexecutable
 
 if TYPE_CHECKING:
@@ -33,10 +34,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Executed:
-    """A run on the device. ``reference_s``: the reference step before and after it."""
+    """A run on the device.
+
+    drifts : of the reference steps about and during it, against their calibration; tries : it took
+    """
 
     run: Run
-    reference_s: tuple[float, float]
+    drifts: Mapping[str, float]
+    tries: int = 1
+
+    @property
+    def drift(self) -> float:
+        """The worst of its drifts."""
+        return speed.worst(self.drifts)
 
 
 class Bench:
@@ -44,6 +54,7 @@ class Bench:
 
     def __init__(self, scenario: Scenario, device: str, facts: Mapping[str, Any], layers: int | None = None) -> None:
         from servecast.device.model import transformer
+        from servecast.device.steps import References
         from servecast.device.timing import open_device
 
         self.served = serving(scenario)
@@ -55,6 +66,7 @@ class Bench:
         self.model = transformer(
             self.served.model, open_device(device), identity["dtype"], max_positions=positions, layers=layers
         )
+        self._references = References(self.model, identity)
 
     def _most(self, scenario: Scenario) -> int:
         policy = scenario.policies[0].build()
@@ -70,23 +82,30 @@ class Bench:
 
     def execute(self, scenario: Scenario, at: int) -> Executed:
         """Policy ``at`` of the scenario on the device."""
-        before = self.reference_s()
-        run = self._replay(scenario, at, self._machine)
-        return Executed(run, (before, self.reference_s()))
+        references = self._references
+        before = references.seconds()
+        watched: list[speed.Watched] = []
+
+        def machines(scenario: Scenario, at: int, served: Serving, planned: MemoryPlan) -> Machine:
+            made = self._machine(scenario, at, served, planned)
+            # On CUDA the cache leaves no memory for another; what moves a GPU's speed, its clock, moves slowly.
+            if self.model.device.type != "cpu":
+                return made
+            watched.append(speed.Watched(made.executor, references.glance))
+            return made._replace(executor=watched[0])
+
+        run = self._replay(scenario, at, machines)
+        seen = [before, *(each for executor in watched for each in executor.seen), references.seconds()]
+        return Executed(run, speed.drifts(seen, self.facts["references_s"]))
 
     def _machine(self, scenario: Scenario, at: int, served: Serving, planned: MemoryPlan) -> Machine:
         refuse_unexecutable(scenario.policies[at].build(), f"scenario.policies[{at}]")
         return machine(self.model, scenario, at, served, planned)
 
-    def reference_s(self) -> float:
-        """The reference step of the calibration, now [s]."""
-        from servecast.device.calibrate import reference_s
-
-        return reference_s(self.model, self.facts["identity"])
-
     def held_out(self) -> list[dict[str, Any]]:
         """Errors of the cost model on the held-out steps, timed anew: [{regime, count, median, p95, signed_mean}]."""
-        from servecast.device.calibrate import errors, held_out_times, shapes
+        from servecast.device.quality import errors, shapes
+        from servecast.device.steps import held_out_times
 
         table = held_out_times(self.model, self.facts["identity"])
         table["predicted_s"] = self.cost.seconds(shapes(table))
@@ -144,6 +163,6 @@ def facts_of(profile: str) -> dict[str, Any]:
             "scenario.profile", f"{profile} has no {path.name} beside it: let servecast calibrate make the profile"
         )
     facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if "reference_s" not in facts:
+    if "references_s" not in facts:
         raise InputError(str(path), "its calibration has not ended: call servecast calibrate again")
     return facts
