@@ -17,6 +17,7 @@ from servecast.specs.model import LayerGroup
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
 
 from servecast.device import calibrate, grid, machine, quality, steps  # noqa: E402
+from servecast.device.model import transformer  # noqa: E402
 from servecast.device.timing import Timing  # noqa: E402
 
 SPEC = dataclasses.replace(catalogue.model("tiny"), dtype="fp32")
@@ -360,6 +361,16 @@ def test_a_step_that_is_left_out_does_not_tell_its_own_prediction():
     wild = seconds.copy()
     wild[7] *= 5
     assert whole_steps.unseen(shape, wild)[7] == pytest.approx(whole_steps.unseen(shape, seconds)[7], rel=0.02)
+
+
+def test_reference_steps_take_no_more_cache_than_they_need():
+    """They are kept beside an executed run's own cache."""
+    limits = grid.Limits(32, 256, 512)
+    with torch.inference_mode():
+        model = transformer(SPEC, torch.device("cpu"), "fp32", max_positions=256)
+    references = steps.References(model, {"limits": dataclasses.asdict(limits), "graphs": False})
+    assert (references._steps.cache.slots, references._steps.cache.max_length) == (9 + 3, 65)
+    assert set(references.glance()) == {"mixed", "decode"}
 
 
 def test_noise_is_the_device_against_itself():

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class Steps:
     """The steps of points within ``limits`` on a model, and their times.
 
-    layers : of the whole model, where ``model`` has fewer and times are to be scaled up; slots : of the cache, where no
-    point has as many rows as the limits allow
+    layers : of the whole model, where ``model`` has fewer and times are to be scaled up
+    slots, length : of the cache, where no point has as many rows, or as long ones, as the limits allow
     Raises InputError where memory does not hold the cache.
     """
 
@@ -43,11 +43,12 @@ class Steps:
         *,
         layers: int | None = None,
         slots: int | None = None,
+        length: int | None = None,
         graphs: bool = True,
         seed: int = 0,
     ) -> None:
         self.model = model
-        self.cache = allocated(model, slots or limits.rows, limits.length)
+        self.cache = allocated(model, slots or limits.rows, length or limits.length)
         self.ragged = Ragged(model, self.cache, graphs=graphs)
         # Without layers nothing attends: what is left is the embedding, the head and sampling.
         self.headless = Ragged(replace(model, layers=()), self.cache, graphs=False)
@@ -92,9 +93,12 @@ class References:
     def __init__(self, model: Transformer, identity: Mapping[str, Any]) -> None:
         limits = grid.Limits(**identity["limits"])
         self._points = grid.references(limits)
-        slots = max(len(point.rows) for point in self._points.values()) + len(grid.interlude(limits, limits.rows))
+        before = grid.interlude(limits, limits.rows)
+        slots = max(len(point.rows) for point in self._points.values()) + len(before)
+        rows = [*before, *(span for point in self._points.values() for span in point.spans)]
+        length = max(span.cached + span.new for span in rows)
         with torch.inference_mode():
-            self._steps = Steps(model, limits, slots=min(slots, limits.rows), graphs=identity["graphs"])
+            self._steps = Steps(model, limits, slots=min(slots, limits.rows), length=length, graphs=identity["graphs"])
 
     def seconds(self) -> dict[str, float]:
         """What each takes now [s], to 1 %."""
