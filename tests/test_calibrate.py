@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 
 import numpy as np
 import pytest
@@ -123,9 +124,30 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path):
     assert told[0].made == 31
     assert table.read_text().startswith(before)
     assert found.complete
+    kept = table.read_bytes(), (tmp_path / "mine.yaml").read_bytes()
+    with pytest.raises(InputError, match=r"mine.json: a finished calibration stands here: .* --fresh"):
+        calibrate.calibrate(request(tmp_path, rounds=1))
+    assert (table.read_bytes(), (tmp_path / "mine.yaml").read_bytes()) == kept
     again = []
-    calibrate.calibrate(request(tmp_path, rounds=1), again.append)
-    assert again[0].made == 1  # a finished one begins anew
+    calibrate.calibrate(request(tmp_path, rounds=1, fresh=True), again.append)
+    assert again[0].made == 1
+
+
+def test_a_profile_of_another_origin_is_not_written_over(tmp_path):
+    (tmp_path / "mine.yaml").write_text("kind: fitted\n")
+    with pytest.raises(InputError, match=r"mine.yaml: stands here without mine.json: .* --fresh"):
+        calibrate.calibrate(request(tmp_path))
+    (tmp_path / "mine.steps.csv").write_text("")
+    (tmp_path / "mine.json").write_text('{"identity": 3}')
+    with pytest.raises(InputError, match=r"mine.json: is not what a calibration writes"):
+        calibrate.calibrate(request(tmp_path))
+    assert (tmp_path / "mine.yaml").read_text() == "kind: fitted\n"
+
+
+def test_a_model_that_takes_longer_to_make_than_there_is_time_is_one_line(tmp_path):
+    deep = dataclasses.replace(SPEC, name="deep", groups=(LayerGroup(8),))
+    with pytest.raises(InputError, match=r"--budget-s: 1e-09 s made 1 of 8 layers of deep on cpu: give more time"):
+        calibrate.calibrate(request(tmp_path, model=deep, budget_s=1e-9))
 
 
 def test_an_unfinished_calibration_of_something_else_is_not_mixed_in(tmp_path):
@@ -142,8 +164,8 @@ def test_an_unfinished_calibration_of_something_else_is_not_mixed_in(tmp_path):
 
 
 def test_a_too_small_budget_is_one_line_and_keeps_what_it_measured(tmp_path):
-    with pytest.raises(InputError, match=r"--budget-s: 0.001 s measured \d+ of the grid's steps, a fit takes 24"):
-        calibrate.calibrate(request(tmp_path, budget_s=0.001))
+    with pytest.raises(InputError, match=r"--budget-s: 1 s measured \d+ of the grid's steps, a fit takes 24"):
+        calibrate.calibrate(request(tmp_path, budget_s=1), lambda progress: time.sleep(0.1))
     assert (tmp_path / "mine.steps.csv").is_file()
     with pytest.raises(InputError, match="--budget-s: 0 must be > 0"):
         calibrate.calibrate(request(tmp_path, budget_s=0))

@@ -138,6 +138,7 @@ def test_a_drift_makes_a_run_inconclusive_after_its_tries(folder, monkeypatch):
         "burst": False,
         "drift": 0.1,
         "tries": 3,
+        "gates": [],
     }
     data["scenario"]["policies"] = data["scenario"]["policies"][2:]
     plan.write_text(yaml.safe_dump(data))
@@ -163,12 +164,14 @@ def test_interrupted_it_keeps_every_case_that_ran_at_all(folder):
 
     found = validate(folder / "plan.yaml", "cpu", interrupted)
     assert found.interrupted
+    assert write.verdict(found).startswith("INTERRUPTED after 8 of 12 executions, no verdict on the rest: ")
+    assert "ranking" not in write.verdict(found)
     assert [len(case.executed) for case in found.cases] == [2, 2, 1, 1, 1, 1]
     assert all(c.noise is None for case in found.cases[2:] for c in case.comparisons)
 
 
 def test_a_batch_that_outgrows_the_memory_crashes_in_both(folder):
-    data = yaml.safe_load((folder / "plan.yaml").read_text()) | {"loads": []}
+    data = yaml.safe_load((folder / "plan.yaml").read_text()) | {"loads": [], "band_loads": [], "gates": []}
     # A page of this model holds 32 tokens: so does a block.
     data["scenario"]["engine"] = {"max_model_len": 96, "block_size": 32, "kv_blocks": 6, "restart_s": 1}
     data["scenario"]["policies"] = data["scenario"]["policies"][:1]
@@ -254,7 +257,18 @@ def test_an_error_is_simulated_over_the_mean_of_the_executions():
         ("scenario: {a: 1", "is not YAML"),
         ("{scenario: {}, load: [1]}", "load: .* extra inputs"),
         ("{scenario: {}, loads: [3]}", "loads.0: 3: input should be less than or equal to 2"),
-        ("{scenario: {}, gates: [{loads: [0.3], metrics: [x], relative: 2}]}", "gates.0.relative"),
+        ("{scenario: {}, gates: [{loads: [0.3], metrics: [slot_waste], relative: 2}]}", "gates.0.relative: 2: input"),
+        (
+            "{scenario: {}, gates: [{loads: [0.3], metrics: [tpot_meen_s], relative: 0.1}]}",
+            "gates.0.metrics: tpot_meen_s is no metric that is compared: did you mean tpot_mean_s",
+        ),
+        (
+            "{scenario: {}, gates: [{loads: [0.7], metrics: [slot_waste], relative: 0.1}]}",
+            r"gates\[0\]: 0.7 is not run: add it to loads",
+        ),
+        ("{scenario: {}, burst: false, band_loads: [burst]}", "band_loads: burst is not run"),
+        ("{scenario: {}, loads: [0.3, 0.6, 0.3]}", "loads names one twice: 0.3, 0.6, 0.3"),
+        ("{scenario: {}, loads: [], burst: false}", "nothing would be run"),
     ],
 )
 def test_a_file_that_is_no_validation_is_one_line(tmp_path, text, problem):

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Calibrate, validate and find the memory cliff on one GPU, in at most 8 minutes; everything is left below $OUT.
-#   On a GPU:   OUT=out calibration/job/gpu.sh
+#   On a GPU:   OUT=out calibration/job/gpu.sh       Llama-3.1-8B in bf16: 24 GB or more
+#   Others:     MODEL=, DTYPE=, AS= (a device of the catalogue, or a YAML file, for a GPU it does not know),
+#               ROWS=, LENGTH= (of the validation's cache), MEMORY_GB= (of the cliff), PYTHON= (3.11 or newer)
 #   Tried on a CPU with a tiny model:  DEVICE=cpu MODEL=cpu-small DTYPE=fp32 OUT=out calibration/job/gpu.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -12,12 +14,18 @@ name=${NAME:-$(tr -c 'a-z0-9.\n' '-' <<<"${DEVICE%%:*}-$MODEL")}
 if [[ $DEVICE == cuda* ]]; then
   name=${NAME:-$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1 | tr 'A-Z ' 'a-z-')-$MODEL}
   nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu --format=csv >"$OUT/gpu.csv"
-  limits=(); prompt=512 output=256 memory=40 length=2048 rows=64 requests=60
+  total=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | head -1)  # MiB
+  limits=(); prompt=512 output=256 requests=60
+  length=${LENGTH:-2048} rows=${ROWS:-$((total >= 60000 ? 64 : total >= 38000 ? 32 : 8))}
+  memory=${MEMORY_GB:-$((total >= 60000 ? 40 : total * 8 / 10000))}
 else
-  limits=(--max-rows 8 --max-length 128 --max-tokens 256); prompt=64 output=32 memory=0.05 length=128 rows=8 requests=20
+  limits=(--max-rows 8 --max-length 128 --max-tokens 256); prompt=64 output=32 requests=20
+  length=${LENGTH:-128} rows=${ROWS:-8} memory=${MEMORY_GB:-0.05}
 fi
 
-run() { timeout --signal=INT --kill-after=20 "$1" "$PYTHON" -m servecast "${@:2}"; }
+[[ -z ${AS:-} ]] || limits+=(--as "$AS")
+
+run() { timeout --signal=INT --kill-after=3 "$1" "$PYTHON" -m servecast "${@:2}"; }
 
 run "$((CALIBRATE_S + 60))" calibrate --model "$MODEL" --device "$DEVICE" --dtype "$DTYPE" \
   --budget-s "$CALIBRATE_S" "${limits[@]}" -o "$OUT/calibration/$name.yaml" | tee "$OUT/calibrate.txt"

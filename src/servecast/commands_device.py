@@ -40,10 +40,12 @@ def calibrate(
     layers: Annotated[int | None, typer.Option(min=1, help="Compute so many layers and scale the rest.")] = None,
     eager: Annotated[bool, typer.Option("--eager", help="No CUDA graphs.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, of the random steps and of their order.")] = 0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what stands at --output already.")] = False,
 ) -> None:
     """Time the real kernels of a model on a device, and fit a profile.
 
-    Stopped before its end (Ctrl-C, or the budget), the next call goes on.
+    The weights are random, nothing is downloaded. Stopped before its end (Ctrl-C, or the budget), the next call goes
+    on: a budget that ends early gives fewer rounds over the steps, and a profile all the same.
 
     Examples:
 
@@ -68,15 +70,20 @@ def calibrate(
         layers=layers,
         graphs=not eager,
         seed=seed,
+        fresh=fresh,
     )
-    found: Calibration = calibrating.calibrate(request, _measured)
+    try:
+        found: Calibration = calibrating.calibrate(request, _measured)
+    except KeyboardInterrupt:
+        _say("\ninterrupted: the steps measured so far are kept, the same command goes on with them")
+        raise
     told = calibrating.report(found)
     terminal.print_tables(told.tables)
     for note in told.notes:
         print(note)
     for plot in (figures.fitted(found), figures.roofline(found, spec)):
         output.with_suffix(f".{plot.name}.png").write_bytes(plot.png())
-    print(f"profile: {output}")
+    print(f"profile: {output}; in a scenario: 'profile: ./{output.name}', from the scenario's own folder")
 
 
 def validate(
@@ -89,7 +96,8 @@ def validate(
 ) -> None:
     """Execute each policy on the device, simulate it, and say how wrong the simulation was.
 
-    Exits with 1 where a gate was missed.
+    Every policy and load is executed twice; a gate is met by an error within the gate or, where that is larger, twice
+    the difference of the two. Exits with 1 where a gate was missed. The file's keys are explained in cpu.yaml.
 
     Examples:
 
@@ -100,7 +108,11 @@ def validate(
     from servecast.validation import write
     from servecast.validation.validate import validate as run
 
-    found = run(file, device, lambda made: _say(f"{made.made} of {made.total}: {made.last}"), seed)
+    try:
+        found = run(file, device, lambda made: _say(f"{made.made} of {made.total}: {made.last}"), seed)
+    except KeyboardInterrupt:
+        _say("\ninterrupted before the first run had ended: nothing was executed that could be told")
+        raise
     page = write.write(found, out / found.name)
     terminal.print_tables(write.tables(found))
     print(write.verdict(found))

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -76,7 +77,11 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """What to calibrate. ``device`` is torch's name, ``entry`` the catalogue's (None: found by the GPU's name)."""
+    """What to calibrate.
+
+    device : torch's name; entry : the catalogue's (None: found by the GPU's name)
+    fresh : measure anew what a finished or another calibration has left at ``output``
+    """
 
     model: ModelSpec
     device: str
@@ -89,6 +94,7 @@ class Request:
     rounds: int = ROUNDS
     graphs: bool = True
     seed: int = 0
+    fresh: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,9 +125,9 @@ def calibrate(request: Request, progress: Callable[[Progress], None] = lambda pr
     _check(request, device, dtype)
     limits = _fitting_limits(request, device, dtype)
     files = Files(request.output)
-    facts = files.begin(_identity(request, dtype, spec, limits), machine.described(device))
+    facts = files.begin(_identity(request, dtype, spec, limits), machine.described(device), fresh=request.fresh)
     with torch.inference_mode():
-        model = _built(request, device, dtype, limits)
+        model = _built(request, device, dtype, limits, deadline)
         steps = Steps(model, limits, layers=request.model.layers, graphs=request.graphs, seed=request.seed)
         if "ceilings" not in facts:
             try:
@@ -170,10 +176,26 @@ def _fitting_limits(request: Request, device: torch.device, dtype: str) -> Limit
     return grid.Limits(rows, longest, tokens)
 
 
-def _built(request: Request, device: torch.device, dtype: str, limits: Limits) -> Transformer:
+def _built(
+    request: Request, device: torch.device, dtype: str, limits: Limits, deadline: float = math.inf
+) -> Transformer:
+    def in_time(made: int, layers: int) -> None:
+        if time.monotonic() > deadline:
+            raise InputError(
+                "--budget-s",
+                f"{request.budget_s:g} s made {made} of {layers} layers of {request.model.name} on {request.device}: "
+                "give more time, or use fewer --layers",
+            )
+
     try:
         return transformer(
-            request.model, device, dtype, max_positions=limits.length, layers=request.layers, seed=request.seed
+            request.model,
+            device,
+            dtype,
+            max_positions=limits.length,
+            layers=request.layers,
+            seed=request.seed,
+            made=in_time,
         )
     except RuntimeError as error:
         if not out_of_memory(error):
@@ -357,6 +379,7 @@ def _finished(
     facts["references_s"] = {name: float(raw[column].median()) for name, column in REFERENCES.items()}
     facts["drift"] = max(float(raw[column].max() / raw[column].min() - 1) for column in REFERENCES.values())
     _refuse_impossible(request, spec, dtype, seen)
+    facts["complete"] = complete
     profile = fit_grid(request, spec, dtype, seen, facts, files.steps)
     steps["predicted_s"] = profile.cost().seconds(shapes(steps))
     steps["unseen_s"] = steps["predicted_s"]
@@ -366,7 +389,6 @@ def _finished(
     facts["held_out"] = list(errors(held_out, "predicted_s"))
     facts["intervals"] = intervals(steps[grid_rows])
     facts["coverage"] = coverage(facts["intervals"], held_out)
-    facts["complete"] = complete
     facts["steps"] = {"grid": len(seen), "held_out": len(held_out), "rounds": int(raw["round"].max()) + 1}
     profile = profile.model_copy(
         update={
@@ -419,7 +441,7 @@ def fit_grid(
         device=spec.name,
         host={"step_s": contained, "row_s": contained},
         domain={kind: dict(box) for kind, box in domain.boxes.items()},  # type: ignore[misc]  # kinds are REGIMES
-        memory_bytes={name: rounded(value) for name, value in facts["memory"].items()},
+        memory_bytes={name: float(round(value)) for name, value in facts["memory"].items()},
         notes=tuple(_notes(request, found, facts, dtype)),
         provenance=Provenance(
             source=f"servecast calibrate on {facts['machine'].get('gpu', facts['machine']['processor'])}",
@@ -444,7 +466,7 @@ def _notes(request: Request, found: whole_steps.WholeSteps, facts: dict[str, Any
         ("decode attention", found.context_s, "cached token"),
         ("prefill attention", found.pair_s, "query-key pair"),
     ):
-        yield f"{name} takes {value:.4g} s a {unit} (90 % interval {low:.4g} to {high:.4g})"
+        yield f"{name} takes {1e6 * value:.4g} us a {unit} (90 % interval {1e6 * low:.4g} to {1e6 * high:.4g})"
     yield f"measured in {dtype}, {facts['identity']['layers']} of {request.model.layers} layers computed"
     if facts.get("layers_scaled"):
         told = ", ".join(f"{kind} {off:+.1%}" for kind, off in facts["layers_scaled"].items())
@@ -454,6 +476,12 @@ def _notes(request: Request, found: whole_steps.WholeSteps, facts: dict[str, Any
     if facts["noise"]["median"] is not None:
         median, p95 = facts["noise"]["median"], facts["noise"]["p95"]
         yield f"noise floor, the device against itself: {median:.2%} median, {p95:.2%} p95"
+    else:
+        yield "noise floor unknown: a step was timed in one round only"
+    if not facts["complete"]:
+        yield "the budget ended before the last round of steps: call servecast calibrate again to go on"
+    if facts["drift"] > DRIFT:
+        yield f"a reference step varied by {facts['drift']:.0%} while this was measured, more than {DRIFT:.0%}"
 
 
 def report(calibration: Calibration) -> Report:
@@ -483,11 +511,4 @@ def report(calibration: Calibration) -> Report:
         Table("steps the fit has not seen", heads, tuple(quality)),
         Table("measured beside the steps", ("", ""), tuple(measured)),
     )
-    notes = list(profile.notes)
-    if not calibration.complete:
-        notes.append("the budget ended before the last round: call again to go on")
-    if facts["drift"] > DRIFT:
-        notes.append(
-            f"a reference step varied by {facts['drift']:.0%}, more than {DRIFT:.0%}: measure on a quieter machine"
-        )
-    return Report(tables, tuple(notes))
+    return Report(tables, profile.notes)

@@ -33,24 +33,52 @@ class Files:
         self.steps = output.with_suffix(".steps.csv")
         self.facts = output.with_suffix(".json")
 
-    def begin(self, identity: dict[str, Any], described: dict[str, Any]) -> dict[str, Any]:
-        """The facts to go on with: those of a run that ended early, or fresh ones beside an empty table."""
-        fresh = {"identity": identity, "machine": described, "complete": False}
-        if self.facts.is_file():
-            before: dict[str, Any] = json.loads(self.facts.read_text(encoding="utf-8"))
-            if not before["complete"] and self.steps.is_file():
-                for key, value in identity.items():
-                    if before["identity"].get(key) != value:
-                        raise InputError(
-                            str(self.facts),
-                            f"an unfinished calibration with {key} {before['identity'].get(key)} stands here, asked is "
-                            f"{value}: finish that one, remove its files, or choose another --output",
-                        )
-                return before
+    def begin(self, identity: dict[str, Any], described: dict[str, Any], *, fresh: bool = False) -> dict[str, Any]:
+        """The facts to go on with: those of a run that ended early, or new ones beside an empty table.
+
+        Raises InputError where other measurements stand there; ``fresh`` removes them, and the profile they made.
+        """
+        new = {"identity": identity, "machine": described, "complete": False}
+        if fresh:
+            for path in (self.profile, self.steps, self.facts):
+                path.unlink(missing_ok=True)
+        elif before := self._before():
+            for key, value in identity.items():
+                if before["identity"].get(key) != value:
+                    state = "a finished" if before["complete"] else "an unfinished"
+                    raise InputError(
+                        str(self.facts),
+                        f"{state} calibration with {key} {before['identity'].get(key)} stands here, asked is {value}: "
+                        "choose another --output, or measure anew with --fresh",
+                    )
+            if before["complete"]:
+                raise InputError(
+                    str(self.facts),
+                    "a finished calibration stands here: choose another --output, or measure anew with --fresh",
+                )
+            return before
+        elif self.profile.exists():
+            raise InputError(
+                str(self.profile),
+                f"stands here without {self.facts.name}: choose another --output, or write over it with --fresh",
+            )
         with self._written(self.steps), self.steps.open("w", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerow(COLUMNS)
-        self.note(fresh)
-        return fresh
+        self.note(new)
+        return new
+
+    def _before(self) -> dict[str, Any] | None:
+        """The facts that stand there; None without any, or without the steps they are about."""
+        if not (self.facts.is_file() and self.steps.is_file()):
+            return None
+        try:
+            facts: dict[str, Any] = json.loads(self.facts.read_text(encoding="utf-8"))
+            facts["identity"].get, facts["complete"]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise InputError(
+                str(self.facts), "is not what a calibration writes: remove it, or measure anew with --fresh"
+            ) from None
+        return facts
 
     def note(self, facts: dict[str, Any]) -> None:
         """Write the facts, never half of them."""

@@ -149,10 +149,11 @@ def transformer(
     max_positions: int,
     layers: int | None = None,
     seed: int = 0,
+    made: Callable[[int, int], None] = lambda made, layers: None,
 ) -> Transformer:
     """A model with random weights: normal of 0.02, never zeros, which hardware multiplies at less power.
 
-    layers : so many instead of the model's own
+    layers : so many instead of the model's own; made : told after each how many there are, of how many
     Raises InputError for a model that cannot be computed here.
     """
     refuse_unsupported(spec)
@@ -166,24 +167,27 @@ def transformer(
         return torch.ones(size, dtype=width, device=device)
 
     query, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    made = tuple(
-        Layer(
-            attention_norm=ones(spec.hidden),
-            qkv=random(query + 2 * kv, spec.hidden),
-            qkv_bias=random(query + 2 * kv) if spec.qkv_bias else None,
-            query_norm=ones(spec.head_dim) if spec.qk_norm else None,
-            key_norm=ones(spec.head_dim) if spec.qk_norm else None,
-            output=random(spec.hidden, query),
-            feed_norm=ones(spec.hidden),
-            gate_up=random(2 * spec.intermediate, spec.hidden),
-            down=random(spec.hidden, spec.intermediate),
+    wanted = spec.layers if layers is None else layers
+    every = []
+    for number in range(wanted):
+        every.append(
+            Layer(
+                attention_norm=ones(spec.hidden),
+                qkv=random(query + 2 * kv, spec.hidden),
+                qkv_bias=random(query + 2 * kv) if spec.qkv_bias else None,
+                query_norm=ones(spec.head_dim) if spec.qk_norm else None,
+                key_norm=ones(spec.head_dim) if spec.qk_norm else None,
+                output=random(spec.hidden, query),
+                feed_norm=ones(spec.hidden),
+                gate_up=random(2 * spec.intermediate, spec.hidden),
+                down=random(spec.hidden, spec.intermediate),
+            )
         )
-        for _ in range(spec.layers if layers is None else layers)
-    )
+        made(number + 1, wanted)
     embedding = random(spec.padded_vocab, spec.hidden)
     head = embedding if spec.tied_embeddings else random(spec.padded_vocab, spec.hidden)
     cos, sin = _rotary_tables(max_positions, spec.head_dim, width, device)
-    return Transformer(spec, made, embedding, ones(spec.hidden), head, cos, sin)
+    return Transformer(spec, tuple(every), embedding, ones(spec.hidden), head, cos, sin)
 
 
 def _rotary_tables(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from servecast.specs.model import ModelSpec
     from servecast.validation.validate import Case
 
+DASHED = (0, (4, 2))
 _KINDS = {"decode": "#1f6fb2", "mixed": "#2a9d78", "prefill": "#d9822b"}
 
 
@@ -57,7 +58,10 @@ def fitted(calibration: Calibration) -> Plot:
             logarithmic(axis)
         handles = [Line2D([], [], marker="o", linestyle="none", color=c, label=k) for k, c in _KINDS.items()]
         handles.append(Line2D([], [], marker="o", mfc="none", mec=INK, linestyle="none", label="not seen by the fit"))
-        handles.append(Line2D([], [], color=QUIET, alpha=0.3, linewidth=8, label="noise floor"))
+        if noise is not None:
+            handles.append(
+                Line2D([], [], color=QUIET, alpha=0.3, linewidth=8, label=f"noise floor, {noise:.1%} in the median")
+            )
         legend(figure, handles)
     caption = "Each point is a step, the median of its rounds; hollow ones were held out of the fit."
     return Plot("steps", "Steps, measured and fitted", caption, figure)
@@ -101,14 +105,18 @@ def distributions(cases: Sequence[Case], load: float | str) -> Plot:
         for axes, name in zip(panels, ("ttft", "tpot", "e2e"), strict=True):
             for case in shown:
                 for each in case.executed:
-                    _distribution(axes, each.run, name, color=colour[case.policy], linewidth=1.6)
-                _distribution(axes, case.simulated, name, color=INK, linewidth=1.0, linestyle=(0, (4, 2)))
+                    _distribution(axes, each.run, name, color=colour[case.policy], linewidth=3.2, alpha=0.35)
+                _distribution(axes, case.simulated, name, color=colour[case.policy], linewidth=1.4, linestyle=DASHED)
             axes.set(xscale="log", xlabel=f"{name.upper()} [s]", ylim=(0, 1))
             logarithmic(axes.xaxis)
         panels[0].set_ylabel("share of requests")
-        handles = [Line2D([], [], color=c, label=f"{p}, executed twice") for p, c in colour.items()]
-        legend(figure, [*handles, Line2D([], [], color=INK, linestyle=(0, (4, 2)), label="simulated")])
-    caption = "A dashed line on a coloured one is a request population forecast as it was served."
+        handles = [
+            Line2D([], [], color=c, linewidth=3.2, alpha=0.35, label=f"{p}, executed") for p, c in colour.items()
+        ]
+        legend(figure, [*handles, Line2D([], [], color=INK, linestyle=DASHED, label="simulated, in the same colour")])
+    caption = (
+        "Broad lines are the two executions, the dashed line in the same colour is the forecast: it should lie on them."
+    )
     return Plot(f"latencies-{_slug(load)}", f"Latencies at {_named(load)}", caption, figure)
 
 
@@ -125,7 +133,7 @@ def running(cases: Sequence[Case], load: float | str) -> Plot:
         for (axes,), case in zip(panels, shown, strict=True):
             looks: tuple[tuple[Run, dict[str, Any]], ...] = (
                 (case.executed[0].run, {"color": colour[case.policy], "linewidth": 1.8}),
-                (case.simulated, {"color": INK, "linewidth": 0.9, "linestyle": (0, (4, 2))}),
+                (case.simulated, {"color": INK, "linewidth": 0.9, "linestyle": DASHED}),
             )
             for run, look in looks:
                 decisions = pd.DataFrame(run.decisions)
@@ -142,7 +150,7 @@ def running(cases: Sequence[Case], load: float | str) -> Plot:
             figure,
             [
                 Line2D([], [], color=QUIET, label="executed"),
-                Line2D([], [], color=INK, linestyle=(0, (4, 2)), label="simulated"),
+                Line2D([], [], color=INK, linestyle=DASHED, label="simulated"),
             ],
         )
     caption = "Where the dashed line leaves the coloured one, the forecast made other batches than the device."

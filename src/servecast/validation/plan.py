@@ -5,19 +5,22 @@ loads: [0.3, 0.6, 0.95]     shares of each policy's own saturation, the simulate
 burst: true                 and that burst itself
 band: [0.95, 1.05]          step times at which the simulation is made again, for the loads in `band_loads`
 gates: [{loads: [0.3, 0.6], metrics: [ttft_mean_s], relative: 0.10}]
-drift: 0.10                 of the reference step since the calibration; beyond it a run is tried again
-tries: 3
+                            loads as above, or `burst`; metrics as in `metrics.csv`
+drift: 0.10                 of a reference step since the calibration; beyond it a run is tried again
+tries: 3                    at most, for one execution
 """
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from servecast import scenario as scenarios
 from servecast.errors import InputError
+from servecast.validation.compare import METRICS, WASTE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +45,16 @@ class Gate(_Section):
     metrics: tuple[str, ...]
     relative: Annotated[float, Field(gt=0, lt=1)]
 
+    @field_validator("metrics")
+    @classmethod
+    def _known(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
+        for name in metrics:
+            if name not in (*METRICS, *WASTE):
+                near = difflib.get_close_matches(name, (*METRICS, *WASTE), 1)
+                meant = f": did you mean {near[0]}?" if near else f"; there are {', '.join((*METRICS, *WASTE))}"
+                raise ValueError(f"{name} is no metric that is compared{meant}")
+        return metrics
+
 
 class Plan(_Section):
     """What to execute and simulate, and what would be good enough."""
@@ -54,6 +67,23 @@ class Plan(_Section):
     gates: tuple[Gate, ...] = ()
     drift: Annotated[float, Field(gt=0)] = 0.10
     tries: Annotated[int, Field(ge=1)] = 3
+
+    @model_validator(mode="after")
+    def _of_what_runs(self) -> Plan:
+        """Gates and bands are of loads that are run; each load is run once."""
+        if not self.loads and not self.burst:
+            raise ValueError("loads is empty and burst is false: nothing would be run")
+        if len(set(self.loads)) < len(self.loads):
+            raise ValueError(f"loads names one twice: {', '.join(f'{load:g}' for load in self.loads)}")
+        run = [*self.loads, *([BURST] if self.burst else [])]
+        for place, loads in (
+            *((f"gates[{at}]", gate.loads) for at, gate in enumerate(self.gates)),
+            ("band_loads", self.band_loads),
+        ):
+            for load in loads:
+                if load not in run:
+                    raise ValueError(f"{place}: {load} is not run: add it to loads, or take it out")
+        return self
 
     def gate(self, load: float | str, metric: str) -> float | None:
         """The gate of a metric at a load, None where none was set."""
@@ -81,6 +111,8 @@ def read(path: Path) -> Plan:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "value_error":  # ours: it says the value itself
+            raise InputError(f"{path}: {key}" if key else str(path), str(first["ctx"]["error"])) from None
         raise InputError(f"{path}: {key}", f"{first['input']!r}: {first['msg'].lower()}") from None
 
 

@@ -66,7 +66,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Validation:
-    """All cases, the step errors, and the ranking of the policies in a burst."""
+    """All cases, the step errors, and the ranking of the policies in a burst. ``planned``: executions, of all cases."""
 
     plan: Plan
     name: str
@@ -76,6 +76,7 @@ class Validation:
     cases: tuple[Case, ...]
     ranking: dict[str, dict[str, float]] = field(default_factory=dict)
     interrupted: bool = False
+    planned: int = 0
 
     def outside(self) -> list[tuple[Case, compare.Compared]]:
         """What missed its gate."""
@@ -119,7 +120,9 @@ def validate(
             raise
         interrupted = True
     cases = tuple(_case(plan, bench, setting, runs) for setting, runs in zip(wanted, executed, strict=True) if runs)
-    return Validation(plan, burst.name, device, facts, held_out, cases, _ranking(cases), interrupted)
+    return Validation(
+        plan, burst.name, device, facts, held_out, cases, _ranking(cases), interrupted, EXECUTIONS * len(wanted)
+    )
 
 
 def _saturation(bench: Bench, burst: Scenario, at: int) -> float:

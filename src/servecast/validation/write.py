@@ -50,7 +50,7 @@ def write(validation: Validation, folder: Path) -> Path:
     (folder / "validation.json").write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     page = folder / "README.md"
     lines = [*_page(validation, facts)]
-    lines += [line for plot in plots for line in ("", f"![{plot.title}]({plot.name}.png)", "", plot.caption)]
+    lines += [line for plot in plots for line in (f"![{plot.title}]({plot.name}.png)", "", plot.caption, "")][:-1]
     page.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return page
 
@@ -143,11 +143,36 @@ def verdict(validation: Validation) -> str:
     order = [
         sorted(validation.ranking, key=lambda p: -validation.ranking[p][side]) for side in ("executed", "simulated")
     ]
-    same = "the same" if order[0] == order[1] else "NOT the same"
-    return (
-        f"{met} of {len(gated)} gates met ({count[compare.TWICE_NOISE]} by twice the noise), {count[compare.OUTSIDE]} "
-        f"missed, {count[compare.UNCLEAR]} inconclusive; the ranking of the policies is {same}"
+    told = (
+        f"{met} of {len(gated)} gates met ({count[compare.TWICE_NOISE]} of them only by twice the noise), "
+        f"{count[compare.OUTSIDE]} missed, {count[compare.UNCLEAR]} inconclusive"
     )
+    if validation.interrupted:
+        made = sum(len(case.executed) for case in validation.cases)
+        return f"INTERRUPTED after {made} of {validation.planned} executions, no verdict on the rest: {told}"
+    if len(order[0]) < 2:
+        return told
+    return f"{told}; the ranking of the policies is {'the same' if order[0] == order[1] else 'NOT the same'}"
+
+
+RULES = (
+    (
+        "Errors are (simulated - executed) / executed, the mean of two executions; *noise* is how far these "
+        "lie apart, all cases having been executed once before any is executed again. *At speed* is the error "
+        "of a simulation that knows how fast the device was during each run (reference steps timed between "
+        "its batches), *error* that of the forecast, which does not; verdicts go by *error*. *Drift* is how "
+        "far those reference steps were from their calibration."
+    ),
+    (
+        "Verdicts: *within noise*, the error is at most the noise; *within the gate*, at most the gate that "
+        "was set before the run; *within twice the noise*, over the gate and at most twice the noise, which "
+        "counts as met because the device itself does not agree with itself any better: on a noisier machine "
+        "more is met this way; *outside*, neither; *no gate*, none was set and the error is over the noise; "
+        "*inconclusive*, the device drifted too far in every try. *Band* is the range of the simulation at "
+        "step times scaled as the file says, and whether the executed mean is in it."
+    ),
+)
+"""How to read the tables."""
 
 
 def _page(validation: Validation, facts: dict[str, Any]) -> Iterator[str]:
@@ -159,21 +184,17 @@ def _page(validation: Validation, facts: dict[str, Any]) -> Iterator[str]:
         f"{machine['torch']}, {machine['clock']}. {verdict(validation)}."
     )
     yield ""
-    yield (
-        "Errors are (simulated - executed) / executed, the mean of two executions; noise is how far these lie apart, "
-        "all cases having been executed once before any is executed again. *At speed* is the error of a simulation "
-        "that knows how fast the device was during each run (reference steps timed between its batches), *error* that "
-        "of the forecast, which does not; verdicts go by *error*. *Drift* is how far those reference steps were from "
-        "their calibration."
-    )
-    for table in tables(validation):
+    for rule in RULES:
+        yield rule
         yield ""
+    for table in tables(validation):
         yield f"## {table.title}"
         yield ""
         yield "| " + " | ".join(table.columns) + " |"
         yield "|" + "|".join("---" for _ in table.columns) + "|"
         for row in table.rows:
             yield "| " + " | ".join(row) + " |"
+        yield ""
 
 
 def _comparison_rows(validation: Validation) -> Iterator[dict[str, Any]]:
