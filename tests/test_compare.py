@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from serving import columns, latencies, serve
 
+from servecast import cli
 from servecast.comparison import Comparison, command, compare, forecast, host, load
 from servecast.comparison.forecast import Network
 from servecast.comparison.observed import Observed, recorded, same_requests
@@ -21,6 +24,7 @@ from servecast.errors import InputError
 from servecast.policies import Continuous, Static
 from servecast.workload.clients import ClosedLoop, HeldBack, LengthColumns, OpenLoop
 from servecast.workload.network import Remote
+from servecast.workload.recorded import ClientTimes, RecordedRequests
 
 HEAD = "arrival_s,send_s,prompt_tokens,output_tokens,ttft_s,e2e_s\n"
 SCENARIO = """
@@ -551,6 +555,51 @@ def test_failed_requests_of_a_recording_are_told(tmp_path):
     path.write_text(json.dumps(result))
     requests, notes = recorded(path)
     assert len(requests) == 1 and "1 failed" in " ".join(notes)
+
+
+def test_rows_that_a_recording_has_and_nobody_can_serve_are_told(tmp_path):
+    toy = scenario(tmp_path)
+    run = record(tmp_path / "run.csv", load(toy))
+    with run.open("a") as file:
+        file.write("500,500,0,3,0.1,0.2\n501,501,9,0,0.1,0.2\n")
+    count = len(run.read_text().splitlines())
+    said = [
+        f"left out 1 row: no prompt tokens (line {count - 1})",
+        f"left out 1 row: no output tokens (line {count})",
+    ]
+    requests, notes = recorded(run)
+    assert len(requests) == 240 and [note for note in notes if "left out" in note] == said
+    lines = command.compare(toy, run, out=None, band=0.0).lines
+    assert [line for line in lines if "left out" in line] == [f"Recording: {each}." for each in said]
+    other = record(tmp_path / "other.csv", load(toy), requests=traffic(seed=2))
+    beside = command.compare(toy, other, out=None, band=0.0, host_from=run).lines
+    assert [line for line in beside if "left out" in line] == [f"run.csv: {each}." for each in said]
+
+
+def test_the_columns_of_requests_are_said_once():
+    names = [field.name for field in fields(ClientTimes)]
+    assert names == ["arrival_s", "sent_s", "prompt_tokens", "output_tokens", "ttft_s", "e2e_s"]
+    assert not Observed.__annotations__ and [field.name for field in fields(Observed)] == names
+    assert [field.name for field in fields(RecordedRequests)] == [*names, "itl_s", "failed", "source"]
+    requests = traffic(3)
+    assert list(requests.columns()) == names
+    recording = RecordedRequests(**requests.columns(), itl_s=None, failed=0, source="toy")
+    np.testing.assert_array_equal(recording.tpot_s, requests.tpot_s)
+
+
+def test_the_command_gives_scripts_one_document(tmp_path, monkeypatch, capsys):
+    toy = scenario(tmp_path)
+    run = record(tmp_path / "run.csv", load(toy))
+    with pytest.raises(SystemExit) as end:
+        cli.main(["compare", str(toy), str(run), "--out", str(tmp_path), "--json"])
+    assert not end.value.code
+    told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert set(told) == {"schema_version", "name", "folder", "report", "verdict", "notes", "rows"}
+    assert told["schema_version"] == 1 and Path(told["report"]).parent == Path(told["folder"])
+    assert len({tuple(row) for row in told["rows"]}) == 1  # every row has every key
+    mean = next(row for row in told["rows"] if (row["metric"], row["statistic"]) == ("ttft_s", "mean"))
+    assert mean["equivalent"] is True and abs(mean["error"]) < 1e-6
+    assert any(row["equivalent"] is None for row in told["rows"])
 
 
 @pytest.mark.parametrize(

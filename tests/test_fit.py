@@ -183,6 +183,17 @@ def test_steps_faster_than_the_device_are_refused():
     assert fit(data, bounded_by_roofline=False).coefficients["token_s"].value < PEAK.token_s
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.05])
+def test_steps_of_one_shape_are_refused_however_often_they_were_timed(spread):
+    shape = StepShape(*(np.full(64, value) for value in (0, 0, 0, 0, 8, 4000, 600)))
+    with pytest.raises(
+        InputError, match=r"^steps: all 64 steps are of one shape .*decode_rows 8, .*that vary in these$"
+    ):
+        fit(noisy(shape, spread))
+    contexts = shape._replace(decode_context=np.repeat([4000, 40_000], 32))
+    assert fit(noisy(contexts, 0.01)).coefficients
+
+
 def test_a_few_wild_steps_move_nothing():
     shape = grid(600)
     data = noisy(shape, 0.02)

@@ -140,6 +140,7 @@ class TestReading:
             (lambda t: t.assign(ttft_s=math.nan), "here:2: times must be"),
             (lambda t: t.assign(e2e_s=t["ttft_s"] / 2), "0 < ttft_s <= e2e_s"),
             (lambda t: t.head(5), "too few"),
+            (lambda t: t.iloc[[0] * len(t)], "here: all 400 requests are the same one: record requests that vary"),
             (lambda t: t.assign(output_tokens=1), "none decodes"),
             (lambda t: t.assign(ttft_s=t["ttft_s"] / 1e3, e2e_s=t["e2e_s"] / 1e3), "of the peak bandwidth"),
         ],

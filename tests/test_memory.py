@@ -132,6 +132,22 @@ def test_no_memory_for_blocks_is_the_first_start_up_error():
         budget(gpu_memory_utilization=0.2)  # 16 GB of weights fit the device, only not this share of it
 
 
+@pytest.mark.parametrize(("blocks", "usable"), [(3.5, 2), (2.5, 1), (1.5, None), (0.5, None), (-3.0, None)])
+def test_the_null_block_alone_is_no_memory(blocks, usable):
+    """What is left for KV, in blocks: one of them is vLLM's null block, and one at least must be left beside it."""
+    made = budget()
+    spoken_for = made.weight_bytes + made.activation_bytes + made.overhead_bytes
+    share = (spoken_for + blocks * made.block_bytes) / H100.memory_bytes
+    if usable is not None:
+        found = budget(gpu_memory_utilization=share)
+        assert (found.kv_blocks, found.max_model_len) == (usable, 16 * usable)
+        return
+    with pytest.raises(InputError, match=r"^engine.gpu_memory_utilization: No available memory for the cache blocks"):
+        budget(gpu_memory_utilization=share)
+    with pytest.raises(InputError, match="No available memory"):
+        budget(gpu_memory_utilization=share, max_model_len=16)
+
+
 def test_too_little_for_one_request_is_the_second_start_up_error():
     # as logged: 29,000 batched tokens leave 0.82 of a sequence of 29,000 (vLLM issue 10517)
     made = budget(device=RTX3090, max_num_batched_tokens=29_000)

@@ -15,7 +15,7 @@ from servecast import metrics
 from servecast.batch import OutOfMemory
 from servecast.errors import InputError
 from servecast.metrics.log import clip_decisions
-from servecast.policies import Continuous
+from servecast.policies import Continuous, Padded, Static
 
 STEP = 0.010  # every step of faults.md's convention C0
 
@@ -201,6 +201,44 @@ def test_window_counts_tokens_by_emission() -> None:
     assert row["itl_mean_s"] is None
 
 
+def test_out_07_a_window_pays_for_its_own_time_and_its_own_tokens() -> None:
+    """A dollar a second: 35 ms for the four tokens of the window above, with the 10 prompt tokens that arrive in it."""
+    run = joined(alone(10), alone(1, arrival_s=0.06, start_s=0.10), end_s=0.11)
+    row = row_of(run, window=metrics.Window(warmup_s=0.025), usd_per_hour=3600.0)
+    assert row["usd_per_mtok_output"] == pytest.approx(0.035 / 4 * 1e6)
+    assert row["usd_per_mtok_input"] == pytest.approx(0.035 / 10 * 1e6)
+    assert row["usd_per_mtok_total"] == pytest.approx(0.035 / 14 * 1e6)
+    # With 30 ms less at the end it is (25, 30] ms: a token, and nobody who arrives in it.
+    row = row_of(run, window=metrics.Window(warmup_s=0.025, cooldown_s=0.03), usd_per_hour=3600.0)
+    assert row["usd_per_mtok_output"] == pytest.approx(0.005 * 1e6)
+    assert row["usd_per_mtok_input"] is None
+    whole = row_of(run, usd_per_hour=3600.0)
+    assert whole["usd_per_mtok_output"] == pytest.approx(0.11 / 11 * 1e6)
+
+
+@pytest.mark.parametrize("edge_s", [0.015, 0.105, 0.255, 0.345, 0.405, 0.475])
+def test_a_preempted_requests_tokens_are_in_one_window_each(edge_s: float) -> None:
+    """PRE-01 with a last arrival at 1 s: 50 tokens, one of them by the step that recomputes, and all within (0, 1]."""
+    run = toy.continuous([0.0, 0.0, 1.0], [16, 32, 10], [33, 17, 1], capacity=4, seconds=lambda shape: STEP)
+    assert len(run.gaps) == 1 and run.requests["generated_tokens"].tolist() == [33, 17, 1]
+
+    def tokens(start_s: float, end_s: float) -> float:
+        row = row_of(run, window=metrics.Window(warmup_s=start_s, cooldown_s=1.0 - end_s))
+        return row["output_throughput_tps"] * (end_s - start_s)  # type: ignore[operator, return-value]
+
+    assert tokens(0.0, 1.0) == pytest.approx(50)
+    assert tokens(0.0, edge_s) + tokens(edge_s, 1.0) == pytest.approx(50)
+    # The one whose time is not kept is spread like the others: within a token of those that were given by then.
+    decoded = sum(
+        int(rows) * sum(start + STEP * (at + 1) <= edge_s for at in range(int(count)))
+        for start, count, rows in zip(
+            *(run.decisions[name] for name in ("start_s", "iterations", "useful_decode_rows")), strict=True
+        )
+    )
+    first = int((run.requests["first_token_s"] <= edge_s).sum())
+    assert tokens(0.0, edge_s) == pytest.approx(decoded + first + decoded / 47)
+
+
 def test_an_empty_window_is_refused_in_one_line() -> None:
     with pytest.raises(InputError, match=r"^scenario.warmup_s: 1 s of warm-up and 0 s .* shorten them"):
         row_of(alone(3), window=metrics.Window(warmup_s=1.0))
@@ -372,6 +410,34 @@ def test_out_of_memory_events() -> None:
     assert row["ttft_p50_s"] is None
     assert len(metrics.oom_frame(run)) == 1
     assert row_of(alone(2))["first_oom_s"] is None
+
+
+def test_tokens_lost_to_a_crash_are_those_computed_for_what_then_failed() -> None:
+    """The last token that was generated is never computed on: prompt + generated - 1, of requests with any token."""
+    rows = [
+        {"status": toy.OOM, "prompt_tokens": 10, "generated_tokens": 5},
+        {"status": toy.OOM, "prompt_tokens": 100, "generated_tokens": 1},
+        {"status": toy.OOM, "prompt_tokens": 7000, "generated_tokens": 0},  # crashed before its prompt was computed
+        {"status": toy.COMPLETED, "prompt_tokens": 3000, "generated_tokens": 9},
+        {"status": toy.UNFINISHED, "prompt_tokens": 900, "generated_tokens": 9},
+    ]
+    run = toy.ToyRun(toy.request_columns(rows), toy.decision_columns([]), end_s=1.0)
+    assert row_of(run)["lost_tokens"] == 14 + 100
+    assert row_of(alone(3))["lost_tokens"] == 0
+    for number, row in enumerate(rows):
+        row["arrival_s"] = float(number)
+    run = toy.ToyRun(toy.request_columns(rows), toy.decision_columns([]), end_s=9.0)
+    assert row_of(run, window=metrics.Window(warmup_s=0.5))["lost_tokens"] == 100
+
+
+@pytest.mark.parametrize("policy", [Static(4, 0.0), Padded(4, 0.0)])
+def test_computed_tokens_were_of_use_or_lost_or_padding(policy: Static | Padded) -> None:
+    run = serve([(0, 40, 3), (0, 20, 60), (0, 10, 90), (0, 5, 2)], policy, cap=13)
+    row = row_of(run)
+    assert run.oom and 0 < row["lost_tokens"] < row["useful_tokens"]  # type: ignore[operator]
+    answered = run.requests["status"] == toy.COMPLETED
+    kept = (run.requests["prompt_tokens"] + run.requests["generated_tokens"] - 1)[answered].sum()
+    assert row["useful_tokens"] == kept + row["lost_tokens"]
 
 
 def test_preempted_requests_keep_their_resume_gap() -> None:

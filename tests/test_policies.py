@@ -91,6 +91,17 @@ def test_static_rows_keep_their_memory_until_the_batch_ends():
     assert run.decisions["kv_blocks"].tolist() == [8, 7 + 3]
 
 
+def test_memory_of_static_rows_that_have_ended_can_be_missing_for_the_others():
+    """The first member has its one token at once; its 7 blocks would let the second grow to 3, and are not given."""
+    requests = [(0, 100, 1), (0, 10, 30)]
+    assert not serve(requests, Static(2, 0.0), cap=10, max_model_len=160).oom
+    run = serve(requests, Static(2, 0.0), cap=9, max_model_len=140)
+    assert run.requests["status"].tolist() == [Status.COMPLETED, Status.OOM]
+    [event] = run.oom
+    assert (event.requests, event.wanted_bytes, event.available_bytes) == (1, 10, 9)
+    assert run.requests["generated_tokens"][1] == 23  # 32 tokens in two blocks, and one more that is not yet read
+
+
 def test_continuous_chunks_a_long_prompt():
     run = serve([(0, 20, 2)], Continuous(4, 8))
     assert decisions(run, "prefill_tokens", "prefill_context", "prefill_pairs") == [

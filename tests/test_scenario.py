@@ -560,6 +560,7 @@ def test_the_resolved_scenario_has_every_default_and_can_be_read_again(whole, tm
         "kv_blocks": None,
         "max_model_len": None,
         "kv_cache_dtype": "auto",
+        "quantization": None,
         "tensor_parallel_size": 1,
         "restart_s": 30.0,
         "enforce_eager": False,

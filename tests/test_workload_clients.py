@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servecast.requests import Request
+from servecast.workload.arrivals import Closed
 from servecast.workload.clients import CHUNK, ClosedLoop, HeldBack, LengthColumns, OpenLoop, RequestColumns
 
 
@@ -198,6 +199,17 @@ def test_closed_loop_thinks_numbers_in_order_and_stops_at_the_number_of_requests
     served, _ = serve(client, lambda request: 0.25 if request.id % 2 else 0.5)
     assert served == [(0, 0.0, 0.5), (1, 0.0, 0.25), (2, 1.25, 1.75), (3, 1.5, 1.75)]
     assert client.next_send() == inf
+
+
+def test_users_begin_evenly_over_the_ramp_and_go_on_while_others_are_to_begin():
+    """Four users over 8 s who think 1 s: the first is back twice before the second has an answer."""
+    client = ClosedLoop(4, 1.0, lengths(7), ramp_s=8.0)
+    served, most = serve(client, lambda request: 0.5)
+    assert [sent_s for _, sent_s, _ in served] == [0.0, 1.5, 2.0, 3.0, 3.5, 4.0, 6.0]
+    assert [number for number, _, _ in served] == list(range(7))
+    assert most == 1
+    with pytest.raises(ValueError, match="ramp_s is -1"):
+        Closed(2, 0.0, -1)
 
 
 def test_closed_loop_requests_arrive_when_sent_with_the_lengths_in_order():

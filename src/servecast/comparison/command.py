@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from servecast.comparison import host as hosts
 from servecast.comparison import words
@@ -28,6 +28,10 @@ _TWINS = {"patched": "vanilla", "vanilla": "patched"}
 _TWIN = re.compile(r"-(patched|vanilla)(?=\.)")
 
 
+#: Of `Told.data`: goes up when a key is taken out, or means something else.
+SCHEMA_VERSION: Final = 1
+
+
 class Told(NamedTuple):
     """What a comparison says on the terminal: lines of settings, tables, the verdict; and where the page is."""
 
@@ -35,6 +39,19 @@ class Told(NamedTuple):
     tables: tuple[words.Table, ...]
     verdict: str
     page: Path | None
+    found: Comparison
+
+    def data(self) -> dict[str, Any]:
+        """The same for scripts; every row has every key, and what is not known is NaN or None."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "name": self.found.setting.scenario.name,
+            "folder": None if self.page is None else self.page.parent,
+            "report": self.page,
+            "verdict": self.verdict,
+            "notes": self.lines,
+            "rows": self.found.table.to_dict("records"),
+        }
 
 
 def compare(
@@ -59,7 +76,7 @@ def compare(
         from servecast.comparison.page import write
 
         page = write(found, out)
-    return Told(words.settings(found), words.tables(found), words.verdict(found), page)
+    return Told(words.settings(found), words.tables(found), words.verdict(found), page, found)
 
 
 def compared(
@@ -97,9 +114,9 @@ def compared(
     requests, notes = recorded(trace)
     file = Path(trace.path)
     judged = _window(setting, requests)
-    host = None
+    host, beside = None, tuple[str, ...]()
     if host_from is not None:
-        host, setting, judged = _with_host(setting, file, requests, host_from, host_steps, judged)
+        host, setting, judged, beside = _with_host(setting, file, requests, host_from, host_steps, judged)
     step_s = 0.0 if host is None else host.step_s
     made = forecast(setting, requests, host_step_s=step_s)
     around = [
@@ -116,7 +133,7 @@ def compared(
         band=(band, around[0], around[1]) if band else None,
         twin=found,
         host=host,
-        notes=(*(f"Recording: {note}." for note in notes), *told, *_extrapolated(setting, made)),
+        notes=(*(f"Recording: {note}." for note in notes), *beside, *told, *_extrapolated(setting, made)),
     )
 
 
@@ -134,10 +151,10 @@ def _window(setting: Setting, requests: Observed) -> NDArray[np.bool_]:
 
 def _with_host(
     setting: Setting, file: Path, requests: Observed, host_from: Path, steps: bool, judged: NDArray[np.bool_]
-) -> tuple[hosts.Host, Setting, NDArray[np.bool_]]:
-    """The host's times, the setting with them, and the requests that are left to judge."""
+) -> tuple[hosts.Host, Setting, NDArray[np.bool_], tuple[str, ...]]:
+    """The host's times, the setting with them, the requests that are left to judge, and notes on the other file."""
     own = host_from.resolve() == file.resolve()
-    other = requests if own else recorded(host_from, f"--host-from {host_from}")[0]
+    other, notes = (requests, ()) if own else recorded(host_from, f"--host-from {host_from}")
     host = hosts.fit(setting, other, part="first third" if own else "whole", steps=steps)
     host = host._replace(source=host_from.name)
     if own:
@@ -146,7 +163,7 @@ def _with_host(
             raise InputError(
                 "--host-from", f"{host_from} has nothing after its first third to judge: fit on another run"
             )
-    return host, setting._replace(network=host.network), judged
+    return host, setting._replace(network=host.network), judged, tuple(f"{host_from.name}: {note}." for note in notes)
 
 
 def _twin(file: Path, requests: Observed, named: Path | None) -> tuple[tuple[str, Observed] | None, list[str]]:

@@ -82,12 +82,12 @@ class Comparison:
         """A row a request: recorded, simulated and twin side by side."""
         import pandas as pd
 
-        columns = {name: self.recorded.columns()[name] for name in ("arrival_s", "prompt_tokens", "output_tokens")}
+        columns = {name: getattr(self.recorded, name) for name in ("arrival_s", "prompt_tokens", "output_tokens")}
         columns |= {JUDGED: self.judged}
         runs = {"recorded": self.recorded, "simulated": self.simulated}
         runs |= {"twin": self.twin[1]} if self.twin else {}
         for name in ("sent_s", *LATENCIES):
-            columns |= {f"{run}_{name}": seen.columns()[name] for run, seen in runs.items()}
+            columns |= {f"{run}_{name}": getattr(seen, name) for run, seen in runs.items()}
         return pd.DataFrame(columns)
 
     def mean(self, name: str, *, group: str | None = None, counted_from: CountedFrom = "send") -> Row:

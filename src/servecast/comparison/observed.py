@@ -7,12 +7,13 @@ time for which the client held the request back is in them too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from servecast.errors import InputError
-from servecast.workload.traces.trace_file import TraceFile
+from servecast.workload.recorded import ClientTimes
+from servecast.workload.traces.trace_file import FAILED, TraceFile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,29 +27,8 @@ LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Observed:
-    """n answered requests in order of arrival.
-
-    arrival_s, sent_s : (n,) [s] from the first arrival; sent later than arrival where the client held it back
-    prompt_tokens, output_tokens : (n,) [tokens]
-    ttft_s, e2e_s : (n,) [s] from sent_s
-    """
-
-    arrival_s: NDArray[np.float64]
-    sent_s: NDArray[np.float64]
-    prompt_tokens: NDArray[np.int64]
-    output_tokens: NDArray[np.int64]
-    ttft_s: NDArray[np.float64]
-    e2e_s: NDArray[np.float64]
-
-    def __len__(self) -> int:
-        return len(self.ttft_s)
-
-    @property
-    def tpot_s(self) -> NDArray[np.float64]:
-        """Time per output token after the first (n,) [s]; NaN for an answer of one token."""
-        later = self.output_tokens - 1
-        return np.where(later > 0, (self.e2e_s - self.ttft_s) / np.maximum(later, 1), np.nan)
+class Observed(ClientTimes):
+    """Requests of a recording or of a forecast, all of them answered and all their times known."""
 
     @property
     def finished_s(self) -> NDArray[np.float64]:
@@ -79,11 +59,6 @@ class Observed:
             "output_throughput_tps": float(self.output_tokens.sum()) / length,
         }
 
-    def columns(self) -> dict[str, NDArray[Any]]:
-        """Arrival, lengths and latencies by name."""
-        names = ("arrival_s", "sent_s", "prompt_tokens", "output_tokens", "ttft_s", "tpot_s", "e2e_s")
-        return {name: getattr(self, name) for name in names}
-
 
 def recorded(path: Path | str | TraceFile, place: str = "") -> tuple[Observed, tuple[str, ...]]:
     """The requests of a recording, and notes on how it was read.
@@ -101,7 +76,7 @@ def recorded(path: Path | str | TraceFile, place: str = "") -> tuple[Observed, t
         raise InputError(
             place, "holds no measured latencies: give a table with the columns ttft_s and e2e_s, or a detailed result"
         )
-    columns = {name: getattr(found, name) for name in ("arrival_s", "sent_s", "ttft_s", "e2e_s")}
+    columns = found.columns()
     for name, column in columns.items():
         unknown = ~np.isfinite(column)
         if unknown.any():
@@ -126,12 +101,11 @@ def recorded(path: Path | str | TraceFile, place: str = "") -> tuple[Observed, t
             f"request {at} (in order of arrival) ends before its first token "
             f"(e2e_s {found.e2e_s[at]:g} < ttft_s {found.ttft_s[at]:g}): both count from the send, in seconds",
         )
-    notes = list(trace.report.notes)
+    notes = [f"left out {rejected}" for rejected in trace.report.rejected if rejected.reason != FAILED]
+    notes += trace.report.notes
     if found.failed:
         notes.append(f"{found.failed} failed requests of the recording are neither replayed nor compared")
-    return Observed(
-        columns["arrival_s"], columns["sent_s"], found.prompt_tokens, found.output_tokens, found.ttft_s, found.e2e_s
-    ), tuple(notes)  # fmt: skip
+    return Observed(**columns), tuple(notes)
 
 
 def same_requests(one: Observed, other: Observed) -> str | None:

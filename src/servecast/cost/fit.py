@@ -125,10 +125,12 @@ def fit(
     bounded_by_roofline : keep every coefficient at or above its value at the device's peak; without it, at or above 0
         (for a device whose peaks are not known, such as a CPU)
     date : of the fit, today's by default
-    Raises InputError if the steps are faster than the device's peaks allow: then model, device or split are not theirs.
+    Raises InputError if all steps are of one shape, and if they are faster than the device's peaks allow: then model,
+    device or split are not theirs.
     """
     if not isinstance(steps, Steps):
         steps = from_frame(steps)
+    _refuse_one_shape(steps)
     if bounded_by_roofline:
         _refuse_impossible(steps, model, device, tensor_parallel, kv_dtype)
     physical = physics.of(model, device, tensor_parallel, kv_dtype)
@@ -328,6 +330,20 @@ def _notes(
     if not any(e.regime in ("mixed", "prefill") for e in held_out):
         notes.append("no step held prefill: its cost is physics at the stated efficiencies alone")
     return notes
+
+
+def _refuse_one_shape(steps: Steps) -> None:
+    """One shape, however often it was timed, tells the sum of all terms and not one of them."""
+    shape = steps.shape
+    if any(np.ptp(np.asarray(column)) > 0 for column in shape):
+        return
+    told = ("prefill_tokens", "decode_rows", "decode_context")
+    values = ", ".join(f"{name} {np.asarray(getattr(shape, name))[0]:g}" for name in told)
+    raise InputError(
+        steps.files[0],
+        f"all {len(steps)} steps are of one shape ({values}), which does not tell what a token, a row or its context "
+        "costs: measure steps that vary in these",
+    )
 
 
 def _refuse_impossible(

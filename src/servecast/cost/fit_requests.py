@@ -212,6 +212,10 @@ def timeline(requests: pd.DataFrame, place: str) -> Timeline:
         raise InputError(f"{place}:{bad[0] + 2}", "times must be numbers with 0 < ttft_s <= e2e_s: remove the row")
     if len(requests) < FEWEST or not (columns["output_tokens"] > 1).any():
         raise InputError(place, f"{len(requests)} requests are too few, or none decodes: give at least {FEWEST}")
+    if all(np.ptp(column) == 0 for column in columns.values()):
+        raise InputError(
+            place, f"all {len(requests)} requests are the same one: record requests that vary in time and in length"
+        )
     sent = requests["send_s"].to_numpy(dtype=float) if "send_s" in requests else columns["arrival_s"]
     first, last = sent + columns["ttft_s"], sent + columns["e2e_s"]
     order = np.argsort(first, kind="stable")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from servecast.metrics.log import Columns, Run
+    from servecast.metrics.tenants import Tenants
 
 PERCENTILES = (50, 90, 95, 99)
 PERCENTILE_RULE = "numpy linear: rank q/100 x (n - 1), interpolated between the two nearest values"
@@ -91,6 +92,7 @@ def summarise(
     policy: str,
     seed: int,
     slo: Slo | None = None,
+    tenants: Tenants | None = None,
     window: Window | None = None,
     hardware: Hardware | None = None,
     usd_per_hour: float | None = None,
@@ -98,6 +100,8 @@ def summarise(
 ) -> dict[str, Value]:
     """The row of ``summary.csv`` for one run; units stand in the names, what has no value is None.
 
+    tenants : each one's requests are judged by its own targets, by ``slo`` where it has none; where neither is given,
+        its requests are neither good nor counted in the attainment
     usd_per_hour : of all GPUs of the server; idle hours are paid too
     requested_rps : the rate the scenario asked for; ``offered_rps`` is the rate at which requests did arrive
 
@@ -110,10 +114,10 @@ def summarise(
     length = end - start
     decisions = run.decisions if bounds is None else clip_decisions(run.decisions, start, end)
     every = run.requests
-    counted = _within(every, bounds)
+    counted = within(every, bounds)
     completed = {name: column[counted["status"] == Status.COMPLETED] for name, column in counted.items()}
     output_tokens, input_tokens = _tokens(run, completed, decisions, bounds)
-    good, of = _good(counted, slo, run.respond)
+    good, of = good_of(counted, slo, run.respond) if tenants is None else _good_by(tenants, counted, slo, run.respond)
     oom = [event.time_s for event in run.oom if start <= event.time_s <= end]
 
     row: dict[str, Value] = {
@@ -122,10 +126,7 @@ def summarise(
         "requested_rps": requested_rps,
         "offered_rps": _offered(counted["arrival_s"]),
         "arrived": len(counted["id"]),
-        "completed": len(completed["id"]),
-        "rejected": _count(counted, Status.REJECTED),
-        "oom_failed": _count(counted, Status.OOM),
-        "unfinished": _count(counted, Status.UNFINISHED),
+        **counted_by_status(counted),
         "preemptions": int(counted["preemptions"].sum()),
         "makespan_s": float(run.end_s),
         "window_start_s": start,
@@ -139,7 +140,7 @@ def summarise(
         "slo_attainment": None if good is None else ratio(good, of),
         "generated_tokens": int(counted["generated_tokens"].sum()),
     }
-    row |= _latencies(completed, run.respond, token_gaps(run, decisions))
+    row |= latency_statistics(completed, run.respond, token_gaps(run, decisions))
     row |= _machine(run, decisions, start, end)
     row |= {"oom_events": len(oom), "first_oom_s": min(oom, default=None)}
     row |= waste(decisions)
@@ -205,7 +206,8 @@ def _waiting(arrivals: NDArray[np.float64], departures: NDArray[np.float64], at:
     return np.searchsorted(arrivals, at, side="right") - np.searchsorted(departures, at, side="right")
 
 
-def _within(requests: Columns, bounds: tuple[float, float] | None) -> Columns:
+def within(requests: Columns, bounds: tuple[float, float] | None) -> Columns:
+    """The requests that arrive inside a window's bounds [s]; all without bounds."""
     if bounds is None:
         return requests
     arrivals = requests["arrival_s"]
@@ -231,7 +233,7 @@ def _tokens(
     return emitted + float(((first > start) & (first <= end)).sum()) + resumed, input_tokens
 
 
-def _good(requests: Columns, slo: Slo | None, respond: str) -> tuple[int | None, int]:
+def good_of(requests: Columns, slo: Slo | None, respond: str) -> tuple[int | None, int]:
     """Good requests (None without targets), and the number they are a share of."""
     arrived = len(requests["id"])
     if not slo:
@@ -248,11 +250,21 @@ def _good(requests: Columns, slo: Slo | None, respond: str) -> tuple[int | None,
     return int(met.sum()), arrived
 
 
-def _latencies(completed: Columns, respond: str, gaps: GapHistogram) -> dict[str, Value]:
+def _good_by(tenants: Tenants, requests: Columns, slo: Slo | None, respond: str) -> tuple[int | None, int]:
+    """Good requests of all tenants that have targets, and the number they are a share of."""
+    found = [good_of(part, targets, respond) for _, part, targets in tenants.parts(requests, slo)]
+    judged = [(good, of) for good, of in found if good is not None]
+    return (sum(good for good, _ in judged) if judged else None), sum(of for _, of in judged)
+
+
+def latency_statistics(completed: Columns, respond: str, gaps: GapHistogram | None = None) -> dict[str, Value]:
+    """Mean and percentiles [s] of the latencies of completed requests; ITL only where ``gaps`` are given."""
     times = latencies(completed, respond)
     row: dict[str, Value] = {}
     for name in ("ttft", "tpot", "itl", "e2e", "queue", "client_queue"):
         if name == "itl":
+            if gaps is None:
+                continue
             mean, ranked = gaps.mean(), gaps.percentiles(PERCENTILES)
         else:
             known = times[name][~np.isnan(times[name])]
@@ -286,6 +298,16 @@ def _offered(arrivals: NDArray[np.float64]) -> float | None:
     """Requests per second between the first and the last arrival, or None when that is one moment."""
     span = float(arrivals.max() - arrivals.min()) if len(arrivals) else 0.0
     return ratio(len(arrivals) - 1, span)
+
+
+def counted_by_status(requests: Columns) -> dict[str, Value]:
+    """How many requests ended in each way."""
+    return {
+        "completed": _count(requests, Status.COMPLETED),
+        "rejected": _count(requests, Status.REJECTED),
+        "oom_failed": _count(requests, Status.OOM),
+        "unfinished": _count(requests, Status.UNFINISHED),
+    }
 
 
 def _count(requests: Columns, status: Status) -> int:

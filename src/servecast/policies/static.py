@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Static(ClosedBatch):
-    """A closed batch that is computed row by row.
+    """A closed batch that is computed row by row; a member that has ended keeps its KV blocks until the batch ends.
 
     batch_size : members of a full batch
     max_wait_s : longest wait [s] of its oldest member before it closes anyway

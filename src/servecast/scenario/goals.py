@@ -80,6 +80,10 @@ class Search(Section):
         0.02, description="a highest load is bracketed to within this share"
     )
     seeds: Annotated[int, Field(ge=1, le=64)] = Field(3, description="repeats with workload.seed, +1, +2, ...")
+    half_width: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.05, description="the best plan gets more seeds until its 90 % interval over seeds is that near, as a share"
+    )
+    most_seeds: Annotated[int, Field(ge=1, le=64)] = Field(12, description="but no more seeds than these")
     draws: Annotated[int, Field(ge=0, le=1000)] = Field(
         12, description="step times drawn from the profile's errors, for the interval; 0: none"
     )

@@ -87,9 +87,30 @@ class Engine(Section):
         None, description="longest prompt plus answer in tokens; null: the model's, or what the KV cache holds if less"
     )
     kv_cache_dtype: Literal["auto", "bf16", "fp16", "fp8", "fp32"] = Field("auto", description="auto: the model's own")
+    quantization: Literal["fp8", "int8", "int4"] | None = Field(
+        None, description="number format of the linear layers' weights; null: the model's own"
+    )
     tensor_parallel_size: Count | None = Field(None, description="GPUs for the model; null: the profile's, or 1")
     restart_s: NotNegative = Field(30.0, description="seconds the engine is down after running out of memory")
     enforce_eager: bool = Field(False, description="true: no CUDA graphs, and no memory for them")
+
+
+# --- targets --------------------------------------------------------------------------------------------------------
+
+
+class Slo(Section):
+    """Service level objectives: a request is good if it meets every target given."""
+
+    ttft_s: Positive | None = Field(None, description="time to first token [s]")
+    tpot_s: Positive | None = Field(None, description="time per output token after the first [s]")
+    e2e_s: Positive | None = Field(None, description="arrival to last token [s]")
+    single_token: Literal["pass", "fail", "exclude"] = Field("pass", description="a one-token answer under tpot_s")
+
+    @model_validator(mode="after")
+    def _some_target(self) -> Slo:
+        if self.ttft_s is None and self.tpot_s is None and self.e2e_s is None:
+            raise refuse("no target is given: add ttft_s, tpot_s or e2e_s, or take slo out")
+        return self
 
 
 # --- workload -------------------------------------------------------------------------------------------------------
@@ -184,7 +205,7 @@ class Network(Section):
 
 
 class Tenant(Section):
-    """One tenant of a mixture, with arrivals, lengths and priority of its own."""
+    """One tenant of a mixture, with arrivals, lengths, priority and, if it has them, targets of its own."""
 
     name: Name = Field(description="unique among the tenants")
     arrivals: Arrivals = Field(description="when its requests come")
@@ -193,6 +214,7 @@ class Tenant(Section):
     output_tokens: Length | None = Field(None, description="output lengths, instead of lengths")
     share: Positive | None = Field(None, description="part of the requests, in proportion; null: by the rates of all")
     priority: int = Field(0, description="lower goes first, under scheduling_policy: priority")
+    slo: Slo | None = Field(None, description="its latency targets, all of them; null: those of the scenario")
 
     @model_validator(mode="after")
     def _one_kind_of_lengths(self) -> Tenant:
@@ -270,22 +292,7 @@ class Workload(Section):
         return self
 
 
-# --- targets and prices ---------------------------------------------------------------------------------------------
-
-
-class Slo(Section):
-    """Service level objectives: a request is good if it meets every target given."""
-
-    ttft_s: Positive | None = Field(None, description="time to first token [s]")
-    tpot_s: Positive | None = Field(None, description="time per output token after the first [s]")
-    e2e_s: Positive | None = Field(None, description="arrival to last token [s]")
-    single_token: Literal["pass", "fail", "exclude"] = Field("pass", description="a one-token answer under tpot_s")
-
-    @model_validator(mode="after")
-    def _some_target(self) -> Slo:
-        if self.ttft_s is None and self.tpot_s is None and self.e2e_s is None:
-            raise refuse("no target is given: add ttft_s, tpot_s or e2e_s, or take slo out")
-        return self
+# --- prices ---------------------------------------------------------------------------------------------------------
 
 
 class Cost(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import lru_cache
 from pathlib import Path
@@ -49,6 +50,8 @@ def serving(scenario: Scenario) -> Serving:
     engine = scenario.engine
     kv_dtype = None if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
     model = _placed("scenario.model", lambda: catalogue.model(scenario.model))
+    if engine.quantization is not None:
+        model = _quantized(scenario, model, engine.quantization)
     if scenario.profile is None:
         device = _placed("scenario.device", lambda: catalogue.device(str(scenario.device)))
         split = engine.tensor_parallel_size or 1
@@ -59,6 +62,19 @@ def serving(scenario: Scenario) -> Serving:
     split = engine.tensor_parallel_size or profile.tensor_parallel
     _placed("scenario.profile", lambda: profile.require(model.name, split, kv_dtype))
     return Serving(model, device, profile.cost(), split, kv_dtype, _memory_share(scenario, device), profile)
+
+
+def _quantized(scenario: Scenario, model: ModelSpec, dtype: str) -> ModelSpec:
+    """The model with the weights of its linear layers in another number format."""
+    place = "scenario.engine.quantization"
+    if scenario.profile is not None:
+        problem = f"{dtype}, but profile {scenario.profile} was measured with the model's own weights: take it out, or "
+        raise InputError(place, problem + "choose `device:` for the datasheet roofline")
+    if model.weight_dtype is not None:
+        raise InputError(
+            place, f"{dtype}, but the weights of {model.name} are {model.weight_dtype} already: take it out"
+        )
+    return dataclasses.replace(model, weight_dtype=dtype)
 
 
 def _memory_share(scenario: Scenario, device: DeviceSpec) -> float:

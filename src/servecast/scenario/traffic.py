@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from servecast.errors import InputError
@@ -18,8 +19,11 @@ from servecast.workload.tenants import Tenant, mixture
 from servecast.workload.traces.trace_file import TraceFile
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from servecast.scenario import schema
     from servecast.scenario.schema import Length, Workload
+    from servecast.scenario.sections import Described
     from servecast.workload.arrivals import Arrivals
     from servecast.workload.clients import Client, RequestColumns
     from servecast.workload.traces.trace_file import TraceReport
@@ -29,12 +33,16 @@ class Traffic(NamedTuple):
     """A client, ready to send. ``requested_rps`` is the rate that was asked for, None where none was (or inf).
 
     sessions : the client behind the caps, if later turns wait for answers; it counts those that were cancelled
+    tenants : whose each request is, by id; None where nobody is named
+    notes : what a user should be told of the files that lengths are drawn from
     """
 
     client: Client
     requested_rps: float | None
     trace: TraceReport | None = None
     sessions: Sessions | None = None
+    tenants: Sequence[str | None] | None = None
+    notes: tuple[str, ...] = ()
 
 
 def traffic(workload: Workload, block_size: int = 16) -> Traffic:
@@ -45,23 +53,28 @@ def traffic(workload: Workload, block_size: int = 16) -> Traffic:
     if workload.trace is not None:
         trace = cast("TraceFile", workload.trace.build()).read(workload.requests, workload.seed)
         return _sent(trace.columns, workload, block_size, trace.report)
-    if workload.tenants is not None or workload.conversations is not None or workload.servegen is not None:
+    if workload.tenants is not None:
+        columns, notes = _mixed(workload, workload.tenants)
+        return _sent(columns, workload, block_size)._replace(notes=notes)
+    if workload.conversations is not None or workload.servegen is not None:
         return _sent(_generated(workload), workload, block_size)
     assert workload.arrivals is not None and workload.requests is not None, "the schema wants both without a trace"
     arrivals = workload.arrivals.build()
-    lengths = _lengths(workload)
+    lengths, notes = _lengths(workload)
     if isinstance(arrivals, Closed):
         drawn = generate_lengths(lengths, workload.requests, workload.seed)
-        return Traffic(_behind(ClosedLoop(arrivals.users, arrivals.think_s, drawn), workload), None)
+        users = ClosedLoop(arrivals.users, arrivals.think_s, drawn, arrivals.ramp_s)
+        return Traffic(_behind(users, workload), None, notes=notes)
     columns = generate(cast("Arrivals", arrivals), lengths, workload.requests, workload.seed)
     rate = getattr(arrivals, "rate_rps", math.inf)
-    return _sent(columns, workload, block_size)._replace(requested_rps=rate if math.isfinite(rate) else None)
+    requested_rps = rate if math.isfinite(rate) else None
+    return _sent(columns, workload, block_size)._replace(requested_rps=requested_rps, notes=notes)
 
 
 def _sent(columns: RequestColumns, workload: Workload, block_size: int, report: TraceReport | None = None) -> Traffic:
     client = client_of(columns.in_blocks(block_size))
     sessions = client if isinstance(client, Sessions) else None
-    return Traffic(_behind(client, workload), None, report, sessions)
+    return Traffic(_behind(client, workload), None, report, sessions, columns.tenant)
 
 
 def _behind(client: Client, workload: Workload) -> Client:
@@ -74,54 +87,64 @@ def _behind(client: Client, workload: Workload) -> Client:
 
 
 def _generated(workload: Workload) -> RequestColumns:
-    """The requests of tenants, conversations, or ServeGen's clients."""
+    """The requests of conversations, or of ServeGen's clients."""
     if workload.servegen is not None:
         section = workload.servegen
         day = read_servegen(section.folder)
         return day.generate(workload.seed, section.start_s, section.duration_s, section.scale)
+    talk = workload.conversations
+    assert talk is not None and workload.requests is not None, "the schema wants both"
+    conversations = Conversations(
+        cast("Arrivals", talk.arrivals.build()),
+        _law(talk.turns, "conversations.turns", "prompt_tokens"),
+        _law(talk.new_tokens, "conversations.new_tokens", "prompt_tokens"),
+        _law(talk.output_tokens, "conversations.output_tokens", "output_tokens"),
+        talk.think_s,
+        talk.system_tokens,
+    )
+    return conversations.generate(workload.requests, workload.seed)
+
+
+def _mixed(workload: Workload, sections: Sequence[schema.Tenant]) -> tuple[RequestColumns, tuple[str, ...]]:
+    """The requests of several tenants, and what to tell of the files that their lengths are drawn from."""
     assert workload.requests is not None, "the schema wants it"
-    if workload.conversations is not None:
-        talk = workload.conversations
-        conversations = Conversations(
-            cast("Arrivals", talk.arrivals.build()),
-            _law(talk.turns, "conversations.turns", "prompt_tokens"),
-            _law(talk.new_tokens, "conversations.new_tokens", "prompt_tokens"),
-            _law(talk.output_tokens, "conversations.output_tokens", "output_tokens"),
-            talk.think_s,
-            talk.system_tokens,
-        )
-        return conversations.generate(workload.requests, workload.seed)
-    assert workload.tenants is not None
-    tenants = [_tenant(section, f"tenants[{at}]") for at, section in enumerate(workload.tenants)]
+    tenants: list[Tenant] = []
+    told: dict[str, None] = {}  # once where two draw from the same file
+    for at, section in enumerate(sections):
+        lengths, notes = _lengths(section, f"tenants[{at}].")
+        arrivals = cast("Arrivals", section.arrivals.build())
+        tenants.append(Tenant(section.name, arrivals, lengths, section.share, section.priority))
+        told |= dict.fromkeys(notes)
     try:
-        return mixture(tenants, workload.requests, workload.seed)
+        return mixture(tenants, workload.requests, workload.seed), tuple(told)
     except ValueError as error:
         raise InputError("scenario.workload.tenants", str(error)) from None
 
 
-def _tenant(section: schema.Tenant, key: str) -> Tenant:
-    return Tenant(
-        section.name,
-        cast("Arrivals", section.arrivals.build()),
-        _lengths(section, f"{key}."),
-        section.share,
-        section.priority,
+def _lengths(section: Workload | schema.Tenant, above: str = "") -> tuple[length_laws.Lengths, tuple[str, ...]]:
+    """The lengths of a section, and what to tell of the file that they are drawn from."""
+    if isinstance(section.lengths, Pairs):
+        return _pairs(section.lengths)
+    return _laws(section, section.lengths, above), ()
+
+
+def _pairs(section: Pairs) -> tuple[length_laws.Pairs, tuple[str, ...]]:
+    file = TraceFile(
+        section.path, max_prompt_tokens=section.max_prompt_tokens, max_output_tokens=section.max_output_tokens
     )
+    read = file.read()
+    left_out = read.report.left_out
+    notes = (f"Lengths of {Path(section.path).name}: {left_out}.",) if left_out else ()
+    return length_laws.Pairs(read.columns.lengths), notes
 
 
-def _lengths(section: Workload | schema.Tenant, above: str = "") -> length_laws.Lengths:
-    chosen = section.lengths
+def _laws(section: Workload | schema.Tenant, chosen: Empirical | Described | None, above: str) -> length_laws.Lengths:
     if chosen is None:
         assert section.prompt_tokens is not None and section.output_tokens is not None, "the schema wants both"
         prompt = _law(section.prompt_tokens, f"{above}prompt_tokens", "prompt_tokens")
         return length_laws.Independent(prompt, _law(section.output_tokens, f"{above}output_tokens", "output_tokens"))
     if isinstance(chosen, Empirical):
         return _dataset(chosen.name, f"{above}lengths")
-    if isinstance(chosen, Pairs):
-        file = TraceFile(
-            chosen.path, max_prompt_tokens=chosen.max_prompt_tokens, max_output_tokens=chosen.max_output_tokens
-        )
-        return length_laws.Pairs(file.read().columns.lengths)
     return cast("length_laws.Lengths", chosen.build())
 
 

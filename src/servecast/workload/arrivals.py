@@ -100,16 +100,24 @@ class Burst:
 
 @dataclass(frozen=True)
 class Closed:
-    """No arrival process: ``users`` who wait for their answer and think ``think_s`` [s]; see `clients.ClosedLoop`."""
+    """No arrival process: users who wait for their answer, think, and send again; see `clients.ClosedLoop`.
+
+    users : how many
+    think_s : seconds from an answer to the user's next request
+    ramp_s : seconds over which the users begin, evenly; 0: all at once, and with equal thinking they stay together
+    """
 
     users: int
     think_s: float = 0.0
+    ramp_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.users < 1:
             raise ValueError(f"users is {self.users}; it must be at least 1")
-        if not (self.think_s >= 0 and isfinite(self.think_s)):
-            raise ValueError(f"think_s is {self.think_s}; it must be finite and at least 0")
+        for name in ("think_s", "ramp_s"):
+            value = getattr(self, name)
+            if not (value >= 0 and isfinite(value)):
+                raise ValueError(f"{name} is {value}; it must be finite and at least 0")
 
 
 def _check_rate(rate_rps: float) -> None:

@@ -6,6 +6,7 @@ answer; only a closed loop and a capped client react to answers. Not modelled: n
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
@@ -243,22 +244,27 @@ class HeldBack:
 
 
 class ClosedLoop:
-    """``users`` who each send at 0, and again ``think_s`` [s] after each answer, until all of ``lengths`` are sent.
+    """``users`` who each send, and again ``think_s`` [s] after each answer, until all of ``lengths`` are sent.
+
+    They begin evenly over ``ramp_s`` [s], or all at 0.
 
     No user waits for another (no waves), and a rejected request is answered too: its user thinks and goes on. Requests
     are numbered, and take their lengths, in the order in which they are sent. Users beyond the number of requests stay
     silent. Latencies measured so hide waiting that an open loop would show (coordinated omission).
     """
 
-    __slots__ = ("_due_s", "_planned", "_requests", "_think_s", "_total")
+    __slots__ = ("_due_s", "_planned", "_ramp_s", "_requests", "_think_s", "_total")
 
-    def __init__(self, users: int, think_s: float, lengths: LengthColumns) -> None:
+    def __init__(self, users: int, think_s: float, lengths: LengthColumns, ramp_s: float = 0.0) -> None:
         assert users >= 1, "a closed loop without users never ends"
         assert 0 <= think_s < inf, "thinking takes a finite time"
+        assert 0 <= ramp_s < inf, "users begin within a finite time"
         self._total = len(lengths.prompt_tokens)
         self._planned = min(users, self._total)  # requests whose due time is known, sent ones included
         self._think_s = float(think_s)
-        self._due_s = deque([0.0] * self._planned)  # sorted: answers come in order of time and thinking is constant
+        self._ramp_s = ramp_s
+        # Sorted: answers come in order of time and thinking is constant, once all users have begun.
+        self._due_s = deque(ramp_s * user / users for user in range(self._planned))
         self._requests = iter(RequestColumns(np.zeros(self._total), *lengths))
 
     def __len__(self) -> int:
@@ -278,9 +284,12 @@ class ClosedLoop:
         """The user thinks, then sends again, while there are requests left."""
         if self._planned < self._total:
             due_s = now + self._think_s
-            assert not self._due_s or due_s >= self._due_s[-1], "answers out of order"
             self._planned += 1
-            self._due_s.append(due_s)
+            if self._due_s and due_s < self._due_s[-1]:
+                assert self._due_s[-1] < self._ramp_s, "answers out of order"
+                insort(self._due_s, due_s)  # some users are still to begin
+            else:
+                self._due_s.append(due_s)
 
     def failed(self, request: Request, now: float) -> None:
         """A user whose request failed thinks and goes on."""

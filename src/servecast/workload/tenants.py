@@ -1,4 +1,4 @@
-"""Several tenants at one server: each with arrivals, lengths, a priority and targets of its own.
+"""Several tenants at one server: each with arrivals, lengths and a priority of its own.
 
 Each tenant draws from streams of its own, so that another rate or law for one leaves the others' requests as they were.
 """
@@ -23,21 +23,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Targets:
-    """Latency targets of one tenant [s]; None where there is none."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    e2e_s: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("ttft_s", "tpot_s", "e2e_s"):
-            value = getattr(self, name)
-            if value is not None and not (value > 0 and isfinite(value)):
-                raise ValueError(f"{name} is {value}; it must be finite and above 0")
-
-
-@dataclass(frozen=True)
 class Tenant:
     """One tenant. ``share`` is its part of the requests, in proportion to the others'; None: to the rates of all.
 
@@ -49,7 +34,6 @@ class Tenant:
     lengths: Lengths
     share: float | None = None
     priority: int = 0
-    slo: Targets | None = None
 
     def __post_init__(self) -> None:
         if not self.name:

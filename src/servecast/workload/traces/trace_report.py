@@ -60,6 +60,14 @@ class TraceReport:
         """Rows turned away for any reason."""
         return sum(len(rejected.lines) for rejected in self.rejected)
 
+    @property
+    def left_out(self) -> str:
+        """How many rows were turned away and why, on one line; empty where none was."""
+        if not self.rejected:
+            return ""
+        reasons = "; ".join(map(str, self.rejected))
+        return f"left out {self.rows_rejected:,} of {self.rows_read:,} rows: {reasons}"
+
 
 class Recognised(NamedTuple):
     """What is known of a file's format once the file is closed."""
