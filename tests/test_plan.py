@@ -5,7 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,13 +26,18 @@ from servecast import commands_plan
 from servecast.cost import profile as profiles
 from servecast.cost.fitted import COEFFICIENTS
 from servecast.errors import InputError
-from servecast.planning import plan_words
+from servecast.planning import plan_store, plan_words
 from servecast.planning.answer import Tokens, break_even, dollars
 from servecast.planning.capacity import MOST, fewest, highest_load
 from servecast.planning.load import load_of
+from servecast.planning.plan_files import write
 from servecast.planning.planner import make_plan
+from servecast.planning.progress import Progress
+from servecast.planning.sample import Binding, Sample, Share, binding, throughput
+from servecast.planning.system import Configuration
 from servecast.planning.uncertainty import Estimate, draws, estimate
 from servecast.scenario import check
+from servecast.scenario.serving import serving
 from servecast.scenario.traffic import traffic
 from servecast.workload.clients import ClosedLoop
 
@@ -131,6 +142,14 @@ def made(tmp_path):
 
 
 EVEN = {"kind": "constant", "rate_rps": 5.0}
+#: A goal that nothing misses but by its queue.
+ROOM = {"goal__slo": {"queue_mean_s": 1e9}}
+
+
+def ended(finish_s):
+    """A run of requests, sent at 0, that ended so."""
+    columns = {"finish_s": finish_s, "sent_s": np.zeros(len(finish_s)), "status": np.zeros(len(finish_s), int)}
+    return SimpleNamespace(requests=columns)
 
 
 def test_capacity_is_that_of_m_d_1(made):
@@ -146,6 +165,52 @@ def test_capacity_is_that_of_m_d_1(made):
     rho = 0.5
     assert plan.best.at_target["queue_mean_s"].value == pytest.approx(rho * D / 2 / (1 - rho), rel=0.1)
     assert plan.supported
+
+
+@pytest.mark.parametrize("requests", [40, 300])
+def test_saturation_is_that_of_the_full_server_however_few_requests_are_sent(made, requests):
+    """Every step takes D: with 8 seats and answers of L tokens (a mean of 50) 8 requests leave every 50 D."""
+    keys = {"policies": [{"kind": "continuous", "max_num_seqs": 8, "max_num_batched_tokens": 256}]}
+    even = make_plan(
+        made(**keys, workload__output_tokens={"kind": "fixed", "tokens": 50}, workload__requests=requests, **ROOM)
+    )
+    exact = 8 / (50 * D)
+    assert even.options[0].saturation.value == pytest.approx(exact, rel=0.01)
+    mixed = {"kind": "uniform", "min_tokens": 1, "max_tokens": 99}
+    drawn = make_plan(made(**keys, workload__output_tokens=mixed, workload__requests=requests, search__seeds=6, **ROOM))
+    told = drawn.options[0].saturation
+    assert told.low < exact < told.high
+    assert told.high - told.low < 0.1 * exact
+
+
+def test_saturation_of_closed_batches_and_of_replicas(made):
+    """A batch of 4 takes as many steps as its answers have tokens; two replicas do twice as much."""
+    closed = {
+        "policies": [{"kind": "static", "batch_size": 4, "max_wait_s": 0.0}], "workload__requests": 30,
+        "workload__output_tokens": {"kind": "fixed", "tokens": 5}, "search__over": {"replicas": [1, 2]}, **ROOM,
+    }  # fmt: skip
+    one, two = make_plan(made(**closed)).options
+    assert one.saturation.value == pytest.approx(4 / (5 * D), rel=0.01)
+    assert two.saturation.value == pytest.approx(2 * one.saturation.value)
+
+
+def test_a_cap_of_the_client_saturates_replicas_together(made):
+    """Two in flight, steps of D whatever they hold: 2 / D, on one engine or on two."""
+    capped = made(
+        policies=[{"kind": "continuous", "max_num_seqs": 8, "max_num_batched_tokens": 256}],
+        workload__max_in_flight=2, search__over={"replicas": [1, 2]}, goal__slo={"queue_mean_s": 1e9},
+    )  # fmt: skip
+    assert [option.saturation.value for option in make_plan(capped).options] == pytest.approx([2 / D, 2 / D], rel=0.01)
+
+
+def test_throughput_counts_batches_that_end_together_whole():
+    finish = np.repeat(np.arange(1, 11) * 4.0, 8)
+    assert throughput(ended(finish)) == (pytest.approx(2.0), pytest.approx(2.0))
+    # 12 requests on 8 seats: the second batch is not full, and the whole says so.
+    steady, whole = throughput(ended(np.repeat([4.0, 8.0, 12.0, 16.0, 20.0], [8, 8, 8, 8, 4])))
+    assert (steady, whole) == (pytest.approx(2.0), pytest.approx(36 / 20))
+    assert throughput(ended(np.full(5, 10.0))) == (0.5, 0.5)
+    assert throughput(ended(np.array([]))) == (None, None)
 
 
 def test_beyond_saturation_it_says_unstable_and_no_number(made):
@@ -170,6 +235,13 @@ def test_even_arrivals_never_wait_until_they_come_faster_than_they_leave(made):
     # 3 x $3.6 an hour is $0.003 a second for 30 requests of 10 tokens in and one out.
     assert plan.best.usd_per_mtok["output"].value == pytest.approx(0.003 / plan.best.capacity.value * 1e6)
     assert plan.best.usd_per_mtok["input"].value == pytest.approx(plan.best.usd_per_mtok["output"].value / 10)
+    # At the target the same GPUs cost as much and serve 25.
+    told = plan.data()["best"]
+    assert told["usd_per_mtok_at_target"]["output"] == pytest.approx(0.003 / 25 * 1e6)
+    for share in ("0.3", "0.5", "0.7"):
+        assert told["usd_per_mtok_at_utilisation"][share]["total"] == pytest.approx(
+            told["usd_per_mtok"]["total"]["value"] / float(share)
+        )
     fixed = make_plan(made(workload__arrivals=EVEN, goal__slo={"queue_p99_s": 1e-6}, goal__rate_rps=25.0, replicas=2))
     assert fixed.best is None
     assert "target 25" in fixed.options[0].refused
@@ -205,7 +277,7 @@ def test_a_slower_server_and_a_stricter_goal_carry_less(made):
 
 
 def test_more_seeds_make_the_interval_narrower_and_the_same_seeds_the_same_plan(made):
-    few, many, again = (make_plan(made(search__seeds=seeds)).best for seeds in (2, 8, 8))
+    few, many, again = (make_plan(made(search__seeds=seeds, search__half_width=1.0)).best for seeds in (2, 8, 8))
     assert many == again
     assert many.capacity.high - many.capacity.low < few.capacity.high - few.capacity.low
     one = make_plan(made(search__seeds=1))
@@ -236,7 +308,7 @@ def test_a_plan_that_its_interval_does_not_support_says_so(made):
     assert plan.best.target_gpus == 1
     assert not plan.supported
     assert any("as low as 8" in doubt for doubt in plan.doubts)
-    assert any("queue_p99_s may be" in doubt for doubt in plan.doubts)
+    assert any("queue_p99_s may have no bound" in doubt for doubt in plan.doubts)
     assert "Not supported" in plan_words.verdict(plan)
     assert make_plan(made(residuals=SPREAD, goal__rate_rps=7.0, **keys)).supported
 
@@ -276,18 +348,62 @@ def test_operators_stand_in_for_steps_where_none_was_measured():
     assert draws(bare, bare.cost(), 2, {})[0].step_time_scale == 1.0
 
 
-def test_intervals_of_seeds_are_students():
+def test_intervals_of_seeds_are_students_of_logarithms():
     told = estimate([1.0, 2.0, 3.0, 4.0])
-    half = 2.3534 * np.std([1, 2, 3, 4], ddof=1) / 2
-    assert told == (2.5, pytest.approx(2.5 - half), pytest.approx(2.5 + half))
+    factor = math.exp(2.3534 * np.std(np.log([1, 2, 3, 4]), ddof=1) / 2)
+    assert told == (2.5, pytest.approx(2.5 / factor), pytest.approx(2.5 * factor))
     assert estimate([2.0]) == (2.0, None, None)
-    many = estimate(list(range(40)))
-    assert many.high - many.value == pytest.approx(1.6849 * np.std(range(40), ddof=1) / math.sqrt(40), rel=1e-3)
-    drawn = estimate([2.0], [-1.0, 0.0, 2.0])
-    assert drawn.low < 2 < drawn.high
-    assert estimate([2.0], [1.0, 1.0]) == (2.0, 2.0, 3.0)
+    many = estimate(list(range(100, 140)))
+    half = 1.6849 * np.std(range(40), ddof=1) / math.sqrt(40)
+    assert many.high - many.value == pytest.approx(half, rel=0.02)
+    assert estimate([2.0], [(2.0, 2.0), (4.0, 8.0)]) == (2.0, 2.0, pytest.approx(2 * 1.95))
+    assert estimate([2.0], [(2.0, 1.0)] * 2, slack=0.1) == (2.0, pytest.approx(1.0), pytest.approx(2.2))
     assert Estimate(2.0, 1.0, 4.0).inverse(8.0) == (4.0, 2.0, 8.0)
     assert Estimate(2.0, 0.0, None).inverse(8.0) == (4.0, None, math.inf)
+
+
+KNOWN = st.just(0.0) | st.floats(1e-6, 1.0)
+
+
+@given(st.lists(KNOWN, min_size=1, max_size=6), st.lists(st.tuples(KNOWN, st.just(math.inf) | KNOWN), max_size=5))
+def test_an_interval_holds_its_value_and_nothing_that_cannot_be(by_seed, drawn):
+    for most in (1.0, math.inf):
+        value, low, high = estimate(by_seed, drawn, most=most)
+        assert (low is None) == (high is None) == (len(by_seed) == 1 and not drawn)
+        if low is not None:
+            assert 0 <= low <= value * (1 + 1e-12)
+            assert value <= high * (1 + 1e-12)
+            assert high <= most
+
+
+def test_an_attainment_ends_at_one_and_a_time_at_nothing():
+    assert estimate([0.9, 1.0, 1.0], most=1.0).high == 1.0
+    assert estimate([0.001, 3.0]).low > 0
+    assert estimate([0.0, 3.0]).low == 0.0
+
+
+def test_where_a_draw_is_unstable_a_time_has_no_bound(made, tmp_path):
+    """Even arrivals, 9.5 a second: with steps that take 1.1 D more come than leave, and the wait grows for ever."""
+    keys = {"workload__arrivals": EVEN, "goal__slo": {"queue_p99_s": 1e-6}, "search__draws": 12}
+    plan = make_plan(made(residuals=SPREAD, goal__rate_rps=9.5, **keys))
+    assert plan.best.at_target["queue_p99_s"].high == math.inf
+    assert "no bound" in str(list(plan_words.tables(plan)))
+    page = write(plan, tmp_path / "out").read_text()
+    assert not re.search(r"=\"[^\"]*\b(inf|nan)\b", page)  # no figure with a coordinate that is none
+    assert json.loads(json.dumps(plan.data(), allow_nan=False))["best"]["at_target"]["queue_p99_s"]["high"] is None
+
+
+def test_seeds_are_added_until_the_interval_is_as_narrow_as_asked(made, simulated):
+    keys = {"workload__requests": 400, "search__seeds": 3, "search__tolerance": 0.01}
+    seeds, widths = [], []
+    for half_width, most in ((1.0, 9), (0.1, 9), (0.001, 9), (0.001, 3)):
+        simulated.made.clear()
+        capacity = make_plan(made(**keys, search__half_width=half_width, search__most_seeds=most)).best.capacity
+        seeds.append(len({seed for _, seed, _, _ in simulated.made}))
+        widths.append((capacity.high - capacity.low) / capacity.value)
+    assert [seeds[0], *seeds[2:]] == [3, 9, 3]
+    assert 3 <= seeds[1] <= 9
+    assert seeds[1] == 9 or widths[1] <= 0.21
 
 
 # --- money ----------------------------------------------------------------------------------------------------------
@@ -306,6 +422,74 @@ def test_break_even_is_where_both_cost_the_same():
     assert found.load * 3600 * (1000 * 0.5 + 500 * 2.0) / 1e6 == pytest.approx(9.0)
     assert found.utilisation == pytest.approx(found.load / 10)
     assert break_even(9.0, 10.0, tokens, 0.0, 0.0) is None
+
+
+# --- what binds -----------------------------------------------------------------------------------------------------
+
+
+def tokens(prompt, output):
+    return {
+        "workload__prompt_tokens": {"kind": "fixed", "tokens": prompt},
+        "workload__output_tokens": {"kind": "fixed", "tokens": output},
+    }
+
+
+def continuous(**parameters):
+    return {"policies": [{"kind": "continuous", "max_num_seqs": 256, "max_num_batched_tokens": 2048, **parameters}]}
+
+
+BURSTS = {"kind": "gamma", "rate_rps": 1.0, "burstiness": 0.05}
+BINDING = {
+    "bandwidth": {"goal__slo": {"tpot_p95_s": 0.01}, **tokens(100, 200), **continuous()},
+    "bandwidth by the pace of itl": {"goal__slo": {"itl_p95_s": 0.012}, **tokens(100, 200), **continuous()},
+    "compute": {"goal__slo": {"ttft_p99_s": 1.0}, **tokens(2000, 2), **continuous()},
+    "KV memory": {
+        "goal__slo": {"ttft_p99_s": 1.0}, **tokens(500, 500), **continuous(),
+        "engine": {"kv_blocks": 300, "max_model_len": 1024},
+    },
+    "queueing": {
+        "goal__slo": {"ttft_p99_s": 0.5}, **tokens(1000, 2), **continuous(), "workload__arrivals": BURSTS,
+    },
+    "batch limit": {"goal__slo": {"ttft_p99_s": 1.0}, **tokens(100, 200), **continuous(max_num_seqs=4)},
+    "token budget": {
+        "goal__slo": {"ttft_p99_s": 1.0}, **tokens(500, 2), **continuous(max_num_seqs=64, max_num_batched_tokens=64),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BINDING)
+def test_what_binds(made, name):
+    """Each made so that one thing alone can bind; the best change is to that thing, if a change can be."""
+    data = made(**BINDING[name]).model_dump(mode="json", exclude_unset=True)
+    del data["profile"]
+    data |= {"device": "h100-sxm", "model": "llama-3.1-8b", "search": {"seeds": 1, "draws": 0, "try_changes": False}}
+    data["workload"]["requests"] = 400
+    best = make_plan(check(data, Path())).best
+    assert best.binds == name.split(" by ")[0]
+    assert 0.2 < best.binds_share <= 1
+
+
+def sampled(kept_out=None, queued=0.9, **row):
+    row = {"bandwidth_bound_fraction": 0.9, "busy_fraction": 0.95, **row}
+    return Sample(row, None, None, None, 0, {}, kept_out or {}, {"ttft": queued, "e2e": 0.1})
+
+
+def test_what_binds_by_what_was_waited_for():
+    full, fast = {"batch limit": Share(0.6, 0.1)}, {"batch limit": Share(0.6, 0.9), "KV memory": Share(0.4, 0.0)}
+    assert binding(sampled(full), "ttft_p99_s 3, target 1") == Binding("batch limit", 0.6)
+    # Steps above the ridge take longer with more rows: more seats would win nothing.
+    assert binding(sampled(fast), "ttft_p99_s 3, target 1") == Binding("compute", pytest.approx(0.54))
+    assert binding(sampled(full), "tpot_p95_s 3, target 1") == Binding("bandwidth", 0.9)
+    assert binding(sampled(full, bandwidth_bound_fraction=0.2), "itl_p99_s 3") == Binding("compute", 0.8)
+    # A first token that takes long without waiting waits for its own prompt's steps; an answer, for its own tokens'.
+    assert binding(sampled(full, queued=0.1), "ttft_p99_s 3, target 1") == Binding("bandwidth", 0.9)
+    assert binding(sampled(full), "e2e_mean_s 3, target 1") == Binding("bandwidth", 0.9)
+    assert binding(sampled(full), "queue_p99_s 3, target 1") == Binding("batch limit", 0.6)
+    assert binding(sampled(), "out of memory: 3 requests lost") == Binding("KV memory", 1.0)
+    budget = {"token budget": Share(0.5, 0.0)}
+    assert binding(sampled(budget, busy_fraction=0.4), "queue_p99_s 3") == Binding("queueing", 0.6)
+    assert binding(sampled(budget), "unstable: ...") == Binding("token budget", 0.5)
+    assert binding(sampled(), "unstable: ...") == Binding("bandwidth", 0.9)
 
 
 # --- configurations -------------------------------------------------------------------------------------------------
@@ -335,6 +519,109 @@ def test_what_cannot_be_stays_in_the_table_with_its_reason(made, tmp_path):
     assert same == plan
 
 
+def test_a_point_that_is_no_scenario_stays_in_the_table_too(made):
+    """A budget below the number of sequences is refused by the schema itself, and the other points are planned."""
+    scenario = made(search__over={"policies[0].max_num_batched_tokens": [4, 64], "policies[0].max_num_seqs": [1, 8]})
+    plan = make_plan(scenario)
+    assert [option.serves for option in plan.options].count(True) == 3
+    [bad] = [option for option in plan.options if not option.serves]
+    assert "max_num_batched_tokens" in bad.refused
+    assert bad.changed == {"policies[0].max_num_batched_tokens": 4, "policies[0].max_num_seqs": 8}
+    assert (bad.unit, bad.target, bad.capacity) == ("requests/s", 5.0, None)
+    assert any("max_num_batched_tokens" in row[-1] for row in next(plan_words.tables(plan)).rows)
+
+
+@pytest.mark.parametrize(
+    ("over", "problem"),
+    [
+        ({"policies[0].max_num_seqs": [2, 2]}, r"scenario.search.over.policies\[0\].max_num_seqs: 2 stands twice"),
+        ({"policies[0].max_num_seq": [1, 2]}, r"scenario.search.over.*max_num_seq"),
+        ({"engine.block_size": [0, -1]}, r"scenario.search.over"),
+        ({"seeds": [1, 2]}, r"scenario.search.over.seeds: seeds cannot be swept"),
+    ],
+)
+def test_a_search_without_a_scenario_in_it_is_refused(made, over, problem):
+    with pytest.raises(InputError, match=problem):
+        make_plan(made(search__over=over))
+
+
+def test_no_feasible_point_is_a_plan_that_says_why(made):
+    plan = make_plan(made(search__over={"engine.gpu_memory_utilization": [0.05, 0.1]}))
+    assert plan.best is None
+    assert all("No available memory" in option.refused for option in plan.options)
+    assert "No configuration meets the goal at any load" in plan_words.verdict(plan)
+
+
+def test_a_search_over_what_the_issue_names(made):
+    """Devices, split, dtype of weights, replicas, a policy's parameter, and a profile that is of another model."""
+    data = made(workload__requests=60, search__seeds=1).model_dump(mode="json", exclude_unset=True)
+    profile = data.pop("profile")
+    data |= {"device": "h100-sxm", "model": "llama-3.1-8b", "goal": {"slo": {"tpot_p95_s": 1.0}, "rate_rps": 2.0}}
+    data["policies"][0] |= {"max_num_seqs": 8, "max_num_batched_tokens": 512}
+    data["search"]["over"] = {
+        "device": ["h100-sxm", "a100-80gb"], "engine.tensor_parallel_size": [1, 3],
+        "engine.quantization": [None, "fp8"], "replicas": [1, 2],
+    }  # fmt: skip
+    plan = make_plan(check(data, Path()))
+    assert len(plan.options) == 16
+    assert {option.device for option in plan.options} == {"h100-sxm", "a100-80gb"}
+    split = [option for option in plan.options if option.changed["engine.tensor_parallel_size"] == 3]
+    assert all(not option.serves for option in split)
+    rest = [option for option in plan.options if option not in split]
+    assert {option.gpus for option in rest if option.serves} == {1, 2}
+    data |= {"device": None, "profile": profile, "model": "qwen3-14b"}
+    data["search"]["over"] = {"profile": [profile, "h100-llama-3.1-8b-ops"], "engine.quantization": [None, "fp8"]}
+    told = [option.refused for option in make_plan(check(data, Path())).options]
+    assert told[0] == ""
+    assert "was measured with the model's own weights" in told[1]
+    assert "was measured with llama-3.1-8b" in told[2]
+
+
+def test_the_weights_of_fp8_take_half_the_memory_and_carry_more(made):
+    data = made(**BINDING["bandwidth"]).model_dump(mode="json", exclude_unset=True)
+    del data["profile"]
+    data |= {"device": "h100-sxm", "model": "llama-3.1-8b", "search": {"seeds": 1, "draws": 0, "try_changes": True}}
+    data["workload"]["requests"] = 200
+    change = next(c for c in make_plan(check(data, Path())).changes if c.label == "quantization=fp8")
+    assert change.gain_per_gpu > 0.2
+    twice = check({**data, "model": "gpt-oss-20b", "engine": {"quantization": "fp8"}}, Path())
+    with pytest.raises(InputError, match="are mxfp4 already"):
+        serving(twice)
+
+
+def test_a_goal_on_a_trace(made, tmp_path):
+    """20 arrivals, one in two seconds, each takes D: twenty times as fast they come as fast as they leave."""
+    trace = tmp_path / "t.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{2 * at},10,1\n" for at in range(200)))
+    goal = {"goal__slo": {"queue_p99_s": 1e-6}, "workload": {"trace": {"path": str(trace)}}}
+    plan = make_plan(made(**goal, goal__rate_rps=8.0, search__seeds=3))
+    assert plan.best.capacity.value == pytest.approx(1 / D, rel=0.03)
+    assert plan.best.saturation.value == pytest.approx(1 / D, rel=0.01)
+    assert plan.best.capacity.low is None  # as recorded, each seed would be the same
+    # Arrivals moved at random are drawn anew by each seed.
+    jittered = {"trace": {"path": str(trace), "jitter_s": 1.0}}
+    moved = make_plan(made(goal__slo={"queue_mean_s": 0.05}, workload=jittered, goal__rate_rps=2.0, search__seeds=3))
+    assert moved.best.capacity.low is not None
+
+
+def test_a_warm_up_leaves_as_much_at_every_load(made, tmp_path):
+    """80 of the 100 s at 2 requests a second; at the highest load the 200 requests alone would last 20 s."""
+    slo = {"goal__slo": {"queue_mean_s": 0.3}, "warmup_s": 80.0}
+    own = {"workload__arrivals": {"kind": "poisson", "rate_rps": 2.0}, "workload__requests": 200}
+    assert make_plan(made(**slo, **own)).best.capacity.value > 5
+    trace = tmp_path / "t.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{at / 2},10,1\n" for at in range(200)))
+    assert make_plan(made(**slo, workload={"trace": {"path": str(trace)}})).best.capacity.value > 5
+
+
+def test_runs_that_are_hardly_longer_than_their_beginning_say_so(made):
+    keys = {"policies": [{"kind": "continuous", "max_num_seqs": 64, "max_num_batched_tokens": 640}]}
+    long = {"kind": "fixed", "tokens": 200}
+    short = make_plan(made(**keys, workload__output_tokens=long, workload__requests=80, goal__slo={"e2e_p99_s": 60.0}))
+    assert any(note.startswith("Short runs: up to") for note in short.notes)
+    assert not make_plan(made()).notes
+
+
 def test_more_gpus_may_be_cheaper(made):
     scenario = made(
         search__over={"replicas": [1, 2]}, goal__rate_rps=3.0, cost={"usd_per_gpu_hour": 1.0}, search__most_gpus=1
@@ -350,6 +637,8 @@ def test_no_plan_without_goal_or_rate(made, tmp_path):
         make_plan(made(goal=None))
     with pytest.raises(InputError, match="has no rate"):
         make_plan(made(workload__arrivals={"kind": "burst"}))
+    with pytest.raises(InputError, match=r"goal.usd_per_gpu_hour.h200-sxm: .*h200"):
+        make_plan(made(goal__usd_per_gpu_hour={"h100-sxm": 2.0, "h200-sxm": 3.0}))
     with pytest.raises(InputError, match="counts in users"):
         make_plan(made(workload__arrivals={"kind": "closed", "users": 2, "think_s": 1.0}, goal__rate_rps=1.0))
 
@@ -399,8 +688,10 @@ def test_how_many_users(made):
     # N users, response N D - Z beyond N* = 11: at 13 users it is 0.3 s.
     assert plan.best.unit == "users"
     assert plan.best.capacity.value == 13
-    assert plan.best.usd_per_mtok == {}
     assert plan.best.tokens == Tokens(10.0, 1.0)
+    # Whoever they are, the server gives 1/D requests a second: a dollar an hour is so much for each token.
+    assert plan.best.rate.value == pytest.approx(1 / D, rel=0.01)
+    assert plan.best.usd_per_mtok["output"].value == pytest.approx(1 / 3600 * D * 1e6, rel=0.01)
 
 
 def test_loads_of_every_kind_of_workload(made, tmp_path):
@@ -446,6 +737,167 @@ def test_loads_of_every_kind_of_workload(made, tmp_path):
     assert make_plan(sent).best.target == pytest.approx(0.5)
 
 
+# --- going on -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def simulated(monkeypatch):
+    """The loads that were simulated, and not found; raises KeyboardInterrupt once ``stop_at`` of them were."""
+    made, simulate = [], Configuration._simulated
+
+    def each(self, *load):
+        if len(made) == each.stop_at:
+            raise KeyboardInterrupt
+        made.append(load)
+        return simulate(self, *load)
+
+    each.stop_at = math.inf
+    monkeypatch.setattr(Configuration, "_simulated", each)
+    return SimpleNamespace(made=made, stop=lambda at: setattr(each, "stop_at", at))
+
+
+SEARCH = {"search__over": {"policies[0].max_num_seqs": [1, 2, 4]}, "search__try_changes": True, "search__draws": 3}
+
+
+def test_two_sittings_give_the_plan_of_one_and_simulate_nothing_twice(made, simulated, tmp_path):
+    scenario = made(residuals=SPREAD, **SEARCH)
+    whole = make_plan(scenario)
+    needed = len(simulated.made)
+    for stop in (5, 40):
+        simulated.made.clear()
+        simulated.stop(stop)
+        with pytest.raises(KeyboardInterrupt), plan_store.opened(tmp_path / "p") as folder:
+            make_plan(scenario, folder=folder)
+        simulated.stop(math.inf)
+    simulated.made.clear()
+    with plan_store.opened(tmp_path / "p") as folder:
+        found = make_plan(scenario, folder=folder)
+    assert found == whole
+    assert found.resumed == 45
+    assert len(simulated.made) <= needed - 45  # a change that is an option too is simulated once
+    simulated.made.clear()
+    with plan_store.opened(tmp_path / "p") as folder:
+        assert make_plan(scenario, jobs=2, folder=folder) == whole
+    assert simulated.made == []
+    with plan_store.opened(tmp_path / "p", fresh=True) as folder:
+        assert make_plan(scenario, folder=folder).resumed == 0
+
+
+def test_a_goal_a_price_or_a_longer_search_finds_what_was_simulated_and_a_changed_scenario_does_not(
+    made, simulated, tmp_path
+):
+    def plan(**keys):
+        simulated.made.clear()
+        with plan_store.opened(tmp_path / "p") as folder:
+            return make_plan(made(search__over={"policies[0].max_num_seqs": [1, 2]}, **keys), folder=folder)
+
+    plan()
+    first = len(simulated.made)
+    assert 0 < plan(cost={"usd_per_gpu_hour": 9.0}).resumed <= first
+    assert simulated.made == []
+    assert plan(goal__slo={"queue_mean_s": 0.15}).resumed > 0
+    assert 0 < len(simulated.made) < first
+    for change in (
+        {"slo": {"ttft_s": 1.0}}, {"workload__requests": 301},
+        {"residuals": SPREAD},  # another profile
+    ):  # fmt: skip
+        assert plan(**change).resumed == 0, change
+        kept = {file.name.partition("-")[0] for file in (tmp_path / ".p.points").glob("*.jsonl")}
+        assert len(kept) == 2  # of what came before nothing is left when a plan is done
+    plan()
+    assert len(simulated.made) == first
+
+
+def test_two_plans_into_one_folder_are_refused(tmp_path):
+    with plan_store.opened(tmp_path / "p") as folder:
+        with pytest.raises(InputError, match="is writing these results"), plan_store.opened(tmp_path / "p"):
+            pytest.fail("both are in")
+        assert folder.is_dir()
+    assert list(tmp_path.iterdir()) == []  # without a load nothing is left
+
+
+def test_a_strange_line_is_told(made, tmp_path):
+    with plan_store.opened(tmp_path / "p") as folder:
+        make_plan(made(), folder=folder)
+        file = next(folder.glob("*.jsonl"))
+    file.write_text("{}\n" + file.read_text())
+    strange = pytest.raises(InputError, match=r"jsonl:1: is no finished run: begin anew with --fresh")
+    with strange, plan_store.opened(tmp_path / "p") as folder:
+        make_plan(made(), folder=folder)
+
+
+PLAN = """
+import resource, signal, sys
+sys.path[:0] = {paths!r}
+if {limit}:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+from servecast.cli import main
+main(["plan", {file!r}, "--out", {out!r}, "--jobs", "{jobs}"])
+"""
+
+
+def planning(file, out, jobs=1, limit=0) -> subprocess.Popen:
+    code = PLAN.format(paths=[p for p in sys.path if p], file=str(file), out=str(out), jobs=jobs, limit=limit)
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=out
+    )
+
+
+@pytest.fixture
+def long(made, tmp_path):
+    """A plan that takes a while, and its file."""
+    scenario = made(search__over={"policies[0].max_num_seqs": [1, 2, 3, 4]}, workload__requests=1000)
+    file = tmp_path / "s.yaml"
+    file.write_text(yaml.safe_dump(scenario.model_dump(mode="json", exclude_unset=True)))
+    return scenario, file
+
+
+def lines_in(folder) -> int:
+    return sum(file.read_bytes().count(b"\n") for file in folder.glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_killed_it_loses_nothing_that_was_simulated(long, simulated, tmp_path, jobs):
+    scenario, file = long
+    folder = tmp_path / ".flat-plan.points"
+    with planning(file, tmp_path, jobs) as process:
+        until = time.monotonic() + 120
+        while lines_in(folder) < 6:
+            assert time.monotonic() < until
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    with plan_store.opened(tmp_path / "flat-plan") as folder:
+        found = make_plan(scenario, folder=folder)
+    assert found.resumed >= 6
+    made_here = len(simulated.made)
+    simulated.made.clear()
+    assert make_plan(scenario) == found
+    assert made_here <= len(simulated.made) - 6
+
+
+def test_a_full_disk_is_one_line_and_keeps_what_was_simulated(long, tmp_path):
+    scenario, file = long
+    with planning(file, tmp_path, limit=20_000) as process:
+        _, said = process.communicate()
+    assert process.returncode == 2
+    assert said.startswith(f"{(tmp_path / '.flat-plan.points').resolve()}: cannot be written (")
+    assert len(said.splitlines()) == 1
+    with plan_store.opened(tmp_path / "flat-plan") as folder:
+        kept = lines_in(folder)
+        assert kept > 3
+        assert make_plan(scenario, folder=folder).resumed == kept
+
+
+def test_progress_counts_every_configuration_and_the_closer_look(made):
+    told = []
+    make_plan(made(**SEARCH), progress=told.append)
+    assert [each.made for each in told] == [0, 1, 2, 3, 4]
+    assert {each.total for each in told} == {4}
+    assert all(isinstance(each, Progress) for each in told)
+
+
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
@@ -479,6 +931,15 @@ def test_the_command_writes_and_prints(command, tmp_path):
     assert "No available memory" in page
     assert "http" not in page
     assert json.loads((folder / "plan.json").read_text())["best"]["target_gpus"] == 1
+    before = (folder / "plan.json").read_bytes()
+    assert "resumed:" not in done.output
+    again = command(search__over={"engine.gpu_memory_utilization": [0.1, 0.9]}, search__try_changes=True, **prices)
+    assert "simulated loads were made before" in again.output
+    assert (folder / "plan.json").read_bytes() == before
+    fresh = command(
+        "--fresh", search__over={"engine.gpu_memory_utilization": [0.1, 0.9]}, search__try_changes=True, **prices
+    )
+    assert "resumed:" not in fresh.output
 
 
 def test_the_command_in_json_and_without_an_answer(command):
@@ -487,6 +948,9 @@ def test_the_command_in_json_and_without_an_answer(command):
     none = command("--set", "goal.slo={ttft_p99_s: 0.01}")
     assert none.exit_code == 1
     assert "No configuration meets the goal" in none.output
+    seeded = command("--json", "--seed", "7", "--set", "goal.rate_rps=4")
+    assert json.loads(seeded.stdout)["best"]["capacity"] != json.loads(told.stdout)["best"]["capacity"]
+    assert seeded.stdout == command("--json", "--set", "workload.seed=7", "--set", "goal.rate_rps=4").stdout
     wrong = command("--set", "goal.rate_rps")
     assert isinstance(wrong.exception, InputError)
     full = command("--set", "goal.rate_rps=900")

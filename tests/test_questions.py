@@ -12,6 +12,7 @@ from functools import cache
 import pytest
 
 from servecast import load, simulate
+from servecast.planning.planner import make_plan
 from servecast.scenario import find, names
 from servecast.specs import catalogue
 
@@ -179,3 +180,37 @@ def test_self_host_or_api():
     price = table("self-host-or-api", "workload.arrivals.rate_rps")["usd_per_mtok_total"]
     assert [price[0.5], price[2], price[8]] == [near(0.99, 0.02), near(0.25, 0.02), near(0.064, 0.02)]
     assert (price * price.index).tolist() == pytest.approx([0.5] * 5, rel=0.05)
+
+
+def test_users_to_gpus():
+    rows = table("users-to-gpus", "replicas", "workload.arrivals.users")
+    tail, sent = rows["ttft_p99_s"], rows["request_throughput_rps"]
+    assert [tail[2, 500], tail[1, 500]] == [near(0.41), near(6.1)]
+    assert sent[2, 500] == near(14.4, 0.05)
+    assert 500 / (30 + rows["e2e_mean_s"][2, 500]) == near(14.4, 0.05)
+    assert tail[1].gt(1.0).tolist() == [False, True, True, True]
+    # The plan of the same file, without its intervals.
+    short = {"search": {"seeds": 1, "draws": 0, "try_changes": False}}
+    best = make_plan(load("questions/users-to-gpus", short))
+    assert best.best.target_gpus == 2
+    assert best.options[0].capacity.value == near(270)
+    assert best.best.capacity.value == near(620)
+    assert best.best.usd_per_mtok["total"].value * best.best.capacity.value / 500 == near(0.07)
+
+
+def test_tp_or_replicas():
+    rows = table("tp-or-replicas", "engine.tensor_parallel_size", "replicas", "workload.arrivals.rate_rps")
+    eight = [(2, 4), (4, 2), (8, 1)]
+    pace = [rows["tpot_p50_s"][*split, 8.0] for split in eight]
+    served = [rows["request_throughput_rps"][*split, float("inf")] for split in eight]
+    assert pace == [near(0.034), near(0.019), near(0.011)]
+    assert served == [near(9.7), near(19.3), near(17.5)]
+    assert served[1] > served[2] > served[0]
+    assert rows["kv_peak_fraction"][2, 4, float("inf")] > 0.99
+    measured = load(
+        "questions/tp-or-replicas",
+        {"device": None, "profile": "h100-llama-3.1-70b-tp4-ops", "replicas": 2, "engine.tensor_parallel_size": 4},
+    )
+    profile = simulate(measured).summary.set_index("workload.arrivals.rate_rps")
+    assert profile["tpot_p50_s"][8.0] == near(0.022)
+    assert profile["request_throughput_rps"][float("inf")] == near(16.1)

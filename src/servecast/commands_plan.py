@@ -30,11 +30,16 @@ def plan(
     ] = [],  # noqa: B006 (typer copies it)
     out: Annotated[Path, typer.Option(help="Folder in which NAME-plan is written.")] = Path("results"),
     jobs: Annotated[int, typer.Option(min=1, help="Configurations at a time.")] = 1,
+    seed: Annotated[int | None, typer.Option(min=0, help="Same as --set workload.seed=N.")] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Simulate all anew; else what an earlier, stopped plan made is taken.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON and nothing else.")] = False,
 ) -> None:
     """Find the fewest GPUs that meet a goal, the highest load, the price of a million tokens, and how sure that is.
 
-    Exits with 1 where nothing meets the goal.
+    Exits with 1 where nothing meets the goal. Stopped, by whatever means, the same command goes on where it was: each
+    simulated load is kept beside the results.
 
     Examples:
 
@@ -43,16 +48,27 @@ def plan(
         servecast plan my.yaml --set goal.rate_rps=40 --set goal.slo.ttft_p99_s=0.5 --json
     """
     from servecast import terminal
+    from servecast.planning import plan_store
     from servecast.planning.plan_files import write
-    from servecast.planning.planner import Surveying, make_plan
+    from servecast.planning.planner import make_plan
     from servecast.scenario import load
 
-    def told(made: Surveying) -> None:
-        if sys.stderr.isatty():
-            print(f"{made.made} of {made.total}: {made.at_work}", file=sys.stderr, flush=True)
-
-    made = make_plan(load(scenario, _overrides(changes)), jobs, told)
-    page = write(made, out / f"{made.name}-plan")
+    overrides = _overrides(changes)
+    if seed is not None:
+        overrides["workload.seed"] = seed
+    loaded = load(scenario, overrides)
+    results = out / f"{loaded.name}-plan"
+    with plan_store.opened(results, fresh=fresh) as folder:
+        try:
+            with terminal.progress(loaded.name) as progress:
+                made = make_plan(loaded, jobs, progress, folder.resolve())
+        except KeyboardInterrupt:
+            told = f"{loaded.name}: interrupted; the same command goes on from what was simulated"
+            raise KeyboardInterrupt(told) from None
+        page = write(made, results)
+    if made.resumed:
+        told = f"resumed: {made.resumed} simulated loads were made before (--fresh makes all anew)"
+        print(told, file=sys.stderr if as_json else sys.stdout)
     if as_json:
         print(json.dumps(made.data(), indent=1, allow_nan=False))
     else:

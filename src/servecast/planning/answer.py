@@ -8,6 +8,7 @@ that is paid by the hour serves u times what it could, so that a token costs 1/u
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,7 +35,7 @@ class Tokens(NamedTuple):
 class BreakEven(NamedTuple):
     """Against an API: the load from which on the GPUs cost less, and what share of their highest load that is.
 
-    load : in the option's unit; above ``utilisation`` 1 the API is cheaper at any load
+    load : above ``utilisation`` 1 the API is cheaper at any load
     """
 
     load: float
@@ -47,6 +48,8 @@ class Option:
 
     refused : why it cannot serve the target ("" if it can)
     capacity : highest load within the goal, of ``replicas``; None if there is none
+    rate : requests a second that the highest load is
+    saturation : the most requests a second that the replicas serve, whoever waits; None where nothing saturates them
     unstable_above : the goal is met up to this load, and beyond it the queue grows without end
     target_replicas, target_gpus : fewest that serve the target; None if none up to the limit do
     at_target : each statistic of the goal, and goodput_rps, at the target
@@ -63,6 +66,8 @@ class Option:
     replicas: int = 1
     refused: str = ""
     capacity: Estimate | None = None
+    rate: Estimate | None = None
+    saturation: Estimate | None = None
     unstable_above: float | None = None
     target_replicas: int | None = None
     target_gpus: int | None = None
@@ -83,6 +88,14 @@ class Option:
     def serves(self) -> bool:
         """Whether it serves the target."""
         return self.target_gpus is not None
+
+    @property
+    def usd_per_mtok_at_target(self) -> dict[str, float]:
+        """Kind of token: dollars per million at the target load, of the GPUs whose capacity stands here."""
+        if self.capacity is None:
+            return {}
+        share = self.target / self.capacity.value
+        return {kind: estimate.value / share for kind, estimate in self.usd_per_mtok.items()}
 
     @property
     def usd_for_target(self) -> float | None:
@@ -111,6 +124,7 @@ class Plan:
         serves it: its ``replicas`` are those of the target, its intervals have the profile's errors in them; None if
         no option serves the target
     supported : the interval supports the plan: at its bad end every target of the goal is still met
+    resumed : simulated loads that were there from an earlier sitting; no part of what is compared or written
     """
 
     name: str
@@ -123,11 +137,14 @@ class Plan:
     break_even: BreakEven | None = None
     changes: tuple[Change, ...] = ()
     notes: tuple[str, ...] = ()
+    resumed: int = field(default=0, compare=False)
 
     def data(self) -> dict[str, Any]:
-        """Plain data for ``--json``."""
+        """Plain data for ``--json``: what has no value is null, and so is an end of an interval without a bound."""
         data: dict[str, Any] = _plain(asdict(self))
+        del data["resumed"]
         if self.best is not None and self.best.usd_per_mtok:
+            data["best"]["usd_per_mtok_at_target"] = self.best.usd_per_mtok_at_target
             data["best"]["usd_per_mtok_at_utilisation"] = {
                 f"{share:g}": {kind: value / share for kind, value in _values(self.best).items()}
                 for share in UTILISATIONS
@@ -139,24 +156,27 @@ def _values(option: Option) -> dict[str, float]:
     return {kind: estimate.value for kind, estimate in option.usd_per_mtok.items()}
 
 
-def dollars(usd_per_hour: float, capacity: Estimate, tokens: Tokens) -> dict[str, Estimate]:
-    """Dollars per million tokens of each kind where ``capacity`` [requests/s] is served for ``usd_per_hour``."""
+def dollars(usd_per_hour: float, rate: Estimate, tokens: Tokens) -> dict[str, Estimate]:
+    """Dollars per million tokens of each kind where ``rate`` [requests/s] is served for ``usd_per_hour``."""
     return {
-        kind: capacity.inverse(usd_per_hour / 3600 / getattr(tokens, kind) * 1e6)
+        kind: rate.inverse(usd_per_hour / 3600 / getattr(tokens, kind) * 1e6)
         for kind in KINDS
         if getattr(tokens, kind) > 0
     }
 
 
 def break_even(
-    usd_per_hour: float, capacity: float, tokens: Tokens, usd_input: float, usd_output: float
+    usd_per_hour: float, rate: float, tokens: Tokens, usd_input: float, usd_output: float
 ) -> BreakEven | None:
-    """Where an API at these dollars per million tokens costs as much as the GPUs; None for an API that is free."""
+    """The rate at which an API at these dollars per million tokens costs as much as the GPUs; None for a free one.
+
+    rate : the highest [requests/s]
+    """
     usd_per_request = (tokens.input * usd_input + tokens.output * usd_output) / 1e6
     if usd_per_request == 0:
         return None
     load = usd_per_hour / 3600 / usd_per_request
-    return BreakEven(load, load / capacity)
+    return BreakEven(load, load / rate)
 
 
 def _plain(data: Any) -> Any:
@@ -167,4 +187,4 @@ def _plain(data: Any) -> Any:
         return {key: _plain(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
         return [_plain(value) for value in data]
-    return data
+    return None if isinstance(data, float) and not math.isfinite(data) else data

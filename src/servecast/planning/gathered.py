@@ -60,7 +60,7 @@ class Gathered:
             self.results[place] = result
             return
         # What all points of a device share is held once, not as each worker sent it.
-        made = Made(result.row, result.beyond, result.notes, result.prompts_failed, result.run)
+        made = Made(result.row, result.beyond, result.notes, result.prompts_failed, result.run, result.tenants)
         self._hold(place, self._outcome(place, made))
         if self._store is not None:
             self._store.add(self._keys[place], made if self.tables else made._replace(run=None))
@@ -100,6 +100,7 @@ class Gathered:
             made.beyond,
             made.notes,
             made.prompts_failed,
+            made.tenants,
         )
 
     def _serving(self, scenario: Scenario) -> Serving:

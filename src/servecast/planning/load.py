@@ -37,12 +37,25 @@ class Load:
         """Whether it counts in whole numbers."""
         return self.unit == "users"
 
-    def at(self, load: float, seed: int, times: int = 1) -> Workload:
-        """The workload with this load and seed; ``times`` as many requests where they are made and not recorded."""
+    @property
+    def made(self) -> bool:
+        """Whether its requests are made, as many as are wanted, and not recorded."""
+        workload = self.workload
+        return workload.requests is not None and workload.trace is None and workload.servegen is None
+
+    @property
+    def drawn(self) -> bool:
+        """Whether another seed gives another workload: all but a trace as it was recorded."""
+        trace: Any = self.workload.trace
+        return trace is None or trace.rate_rps is not None or bool(trace.jitter_s)
+
+    def at(self, load: float, seed: int, times: int = 1, least: int = 1) -> Workload:
+        """The workload with this load and seed; where requests are made, ``times`` as many and at least ``least``."""
         workload = self.workload
         changes: dict[str, Any] = {"seed": seed}
-        if workload.requests is not None and workload.trace is None:
-            changes["requests"] = workload.requests * times
+        if self.made:
+            assert workload.requests is not None
+            changes["requests"] = max(workload.requests * times, least)
         if self.whole:
             changes["arrivals"] = _changed(workload.arrivals, users=int(load))
         elif workload.arrivals is not None and self.unit == "requests/s" and hasattr(workload.arrivals, "rate_rps"):

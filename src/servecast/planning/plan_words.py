@@ -30,7 +30,7 @@ def number(value: float | None, digits: int = 3) -> str:
     if value is None:
         return NONE
     if math.isinf(value):
-        return "inf"
+        return "no bound"
     text = f"{value:.{digits}g}"
     return f"{value:,.0f}" if "e+" in text else text
 
@@ -65,12 +65,19 @@ def tables(plan: Plan) -> Iterator[PlanTable]:
         yield PlanTable(
             f"{plan.best.label}, {_gpus(plan.best.gpus)}, at {number(plan.best.target)} {unit}",
             ("statistic", "value, 90 % interval", "target"),
-            tuple(_statistic(plan, name, estimate) for name, estimate in plan.best.at_target.items()),
+            (
+                *(_statistic(plan, name, estimate) for name, estimate in plan.best.at_target.items()),
+                *(
+                    [("saturation [requests/s], at any wait", interval(plan.best.saturation), NONE)]
+                    if plan.best.saturation is not None
+                    else []
+                ),
+            ),
         )
         if plan.best.usd_per_mtok:
             yield PlanTable(
                 "Dollars per million tokens",
-                ("tokens", *(f"at {share:.0%} of the highest load" for share in UTILISATIONS)),
+                ("tokens", "at the target", *(f"at {share:.0%} of the highest load" for share in UTILISATIONS)),
                 tuple(_money(plan.best, kind) for kind in KINDS if kind in plan.best.usd_per_mtok),
             )
         if plan.changes:
@@ -99,7 +106,7 @@ def _row(option: Option) -> tuple[str, ...]:
         number(each),
         NONE if option.target_gpus is None else str(option.target_gpus),
         NONE if output is None else number(output.value),
-        option.refused,
+        option.refused or ("" if option.unstable_above is None else "unstable above its highest load"),
     )
 
 
@@ -112,7 +119,7 @@ def _statistic(plan: Plan, name: str, estimate: Estimate) -> tuple[str, ...]:
 def _money(option: Option, kind: str) -> tuple[str, ...]:
     estimate = option.usd_per_mtok[kind]
     dear = (number(estimate.value / share) for share in UTILISATIONS[1:])
-    return kind, interval(estimate), *dear
+    return kind, number(option.usd_per_mtok_at_target[kind]), interval(estimate), *dear
 
 
 def verdict(plan: Plan) -> str:

@@ -16,29 +16,26 @@ before it. Runs that could not be made are not kept; they are tried again.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import shutil
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from servecast import resources
 from servecast.batch import OutOfMemory
 from servecast.engine import Run
-from servecast.errors import InputError
 from servecast.planning.beyond import Beyond
+from servecast.planning.kept import Lines, held, remove, text_of, writing
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
-    from io import FileIO
 
-    from servecast.scenario import Point
+    from servecast.scenario import Point, Scenario
 
 #: Requests of all runs of a sweep together up to which their tables are kept: beyond, only those that figures show.
 MOST_REQUESTS = 250_000
@@ -56,6 +53,7 @@ class Made(NamedTuple):
     beyond, notes : as in `Outcome`
     prompts_failed : memory ran out in a step that computed a closed batch's prompts
     run : its tables; None where they are not kept
+    tenants : rows by tenant, as in `Outcome`
     """
 
     row: dict[str, Any]
@@ -63,6 +61,7 @@ class Made(NamedTuple):
     notes: tuple[str, ...]
     prompts_failed: bool
     run: Run | None
+    tenants: tuple[dict[str, Any], ...] = ()
 
 
 class PointsStore:
@@ -70,14 +69,13 @@ class PointsStore:
 
     def __init__(self, folder: Path, *, fresh: bool = False) -> None:
         self._folder = folder
-        self._lines = folder / "points.jsonl"
+        self._lines = Lines(folder / "points.jsonl")
         self._tables = folder / "tables"
-        self._open: FileIO | None = None
         if fresh:
-            with _writing(folder):
-                self._lines.unlink(missing_ok=True)
+            with writing(folder):
+                self._lines.path.unlink(missing_ok=True)
             self.drop_tables()
-        self._found = _read(self._lines)
+        self._found = self._lines.read()
 
     def __len__(self) -> int:
         return len(self._found)
@@ -93,16 +91,10 @@ class PointsStore:
     def add(self, key: str, made: Made) -> None:
         """Keep a run that has ended. Its line is the last to be written."""
         line = _line(key, made)
-        with _writing(self._folder):
+        with writing(self._folder):
             if made.run is not None:
                 self._add_table(key, made.run)
-            if self._open is None:
-                self._open = self._lines.open("ab", buffering=0)
-                # What a killed process left without an end is no line.
-                self._open.truncate(_whole(self._lines.read_bytes()))
-            left = memoryview(json.dumps(line, default=_plain).encode() + b"\n")
-            while left:  # a disk that is nearly full takes a part
-                left = left[self._open.write(left) :]
+            self._lines.add(line)
         self._found[key] = line
 
     def _add_table(self, key: str, run: Run) -> None:
@@ -116,7 +108,7 @@ class PointsStore:
 
     def drop_tables(self) -> None:
         """Keep the rows alone from now on."""
-        with _writing(self._folder):
+        with writing(self._folder):
             if self._tables.is_dir():
                 shutil.rmtree(self._tables)
 
@@ -126,19 +118,17 @@ class PointsStore:
             return
         self.close()
         self._found = {key: line for key, line in self._found.items() if key in keys}
-        fresh = self._lines.with_suffix(".new")
-        with _writing(self._folder):
-            fresh.write_text("".join(json.dumps(line, default=_plain) + "\n" for line in self._found.values()))
-            fresh.replace(self._lines)
+        fresh = self._lines.path.with_suffix(".new")
+        with writing(self._folder):
+            fresh.write_bytes(b"".join(map(text_of, self._found.values())))
+            fresh.replace(self._lines.path)
             for table in self._tables.glob("*.npz"):
                 if table.stem not in self._found:
                     table.unlink()
 
     def close(self) -> None:
         """Close the file; what was added stays."""
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        self._lines.close()
 
     def _table(self, key: str) -> Path:
         return self._tables / f"{key}.npz"
@@ -154,63 +144,14 @@ def opened(results: Path, *, fresh: bool = False) -> Iterator[PointsStore]:
     ------
     InputError : another process is at work there, it cannot be written, the disk is full, or it holds something else
     """
-    folder = results.with_name(f".{results.name}.points")
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = _lock(folder / "lock", results)
-    with lock:
+    with held(results) as (folder, made):
         store = PointsStore(folder, fresh=fresh)
         try:
             yield store
         finally:
             store.close()
             if not len(store):
-                _remove(folder, made)
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """A full disk, or a folder that cannot be written, in one line."""
-    try:
-        yield
-    except OSError as error:
-        problem = (
-            f"cannot be written ({error.strerror or error}); free space or choose another folder with --out: "
-            "what was finished is kept"
-        )
-        raise InputError(str(folder), problem) from error
-
-
-def _lock(path: Path, results: Path) -> IO[str]:
-    """The lock, held as long as it is open: the system lets go of it when the process ends, however it does."""
-    while True:
-        file = path.open("a+", encoding="utf-8")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip()
-            file.close()
-            which = f"process {holder}" if holder else "another process"
-            problem = f"{which} is writing these results: wait until it is done, or choose another folder with --out"
-            raise InputError(str(results), problem) from None
-        # Who held it before may have taken the file away meanwhile: then this one locks out nobody.
-        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
-            return file
-        file.close()
-        path.parent.mkdir(parents=True, exist_ok=True)
-
-
-def _remove(folder: Path, made: list[Path]) -> None:
-    """Take away an empty store, and the folders that were made for it if nothing else stands in them."""
-    shutil.rmtree(folder, ignore_errors=True)
-    for path in made[1:]:
-        if path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
+                remove(folder, made)
 
 
 # --- keys -----------------------------------------------------------------------------------------------------------
@@ -218,11 +159,15 @@ def _remove(folder: Path, made: list[Path]) -> None:
 
 def key_of(point: Point, at: int) -> str:
     """The key of one policy's run at a point."""
-    data = point.scenario.model_dump(mode="json", exclude={"name", "policies", "sweep", "seeds"})
-    policy = point.scenario.policies[at].model_dump(mode="json", exclude={"name"})
-    named = {**data, "policy": policy}
+    return digest_of(point.scenario, at, {"name", "policies", "sweep", "seeds"})
+
+
+def digest_of(scenario: Scenario, at: int, apart: set[str], more: str = "") -> str:
+    """A hash of a scenario with one policy, but for the keys ``apart``: of its values, its files and the program."""
+    data = scenario.model_dump(mode="json", exclude=apart | {"policies"})
+    named = {**data, "policy": scenario.policies[at].model_dump(mode="json", exclude={"name"}), "more": more}
     files = {text: _held(text) for text in _texts(named) if text.startswith("/")}
-    shipped = resources.directory("calibration") / f"{point.scenario.profile}.yaml"
+    shipped = resources.directory("calibration") / f"{scenario.profile}.yaml"
     if shipped.is_file():
         files["profile"] = _held(str(shipped))
     told = json.dumps([named, files, fingerprint()], sort_keys=True)
@@ -268,39 +213,17 @@ def _hash(path: str, changed_ns: int, size: int) -> str:
 # --- lines and tables -----------------------------------------------------------------------------------------------
 
 
-def _whole(text: bytes) -> int:
-    return text.rfind(b"\n") + 1
-
-
-def _read(path: Path) -> dict[str, dict[str, Any]]:
-    if not path.exists():
-        return {}
-    text = path.read_bytes()
-    found = {}
-    for number, line in enumerate(text[: _whole(text)].splitlines(), start=1):
-        try:
-            entry = json.loads(line)
-            found[str(entry["key"])] = entry
-        except (ValueError, TypeError, KeyError):
-            raise InputError(f"{path}:{number}", "is no finished run: begin anew with --fresh") from None
-    return found
-
-
 def _line(key: str, made: Made) -> dict[str, Any]:
     beyond = None if made.beyond is None else made.beyond._asdict()
-    return {"key": key, "row": made.row, "beyond": beyond, "notes": made.notes, "prompts_failed": made.prompts_failed}
+    told = {"row": made.row, "beyond": beyond, "notes": made.notes, "prompts_failed": made.prompts_failed}
+    return {"key": key, **told, "tenants": made.tenants}
 
 
 def _made(line: dict[str, Any], run: Run | None) -> Made:
     beyond = line["beyond"]
     if beyond is not None:
         beyond = Beyond(beyond["factors"], tuple(beyond["kinds"]), beyond["physics"])
-    return Made(line["row"], beyond, tuple(line["notes"]), line["prompts_failed"], run)
-
-
-def _plain(value: Any) -> Any:
-    """A number of numpy's as Python's."""
-    return value.item()
+    return Made(line["row"], beyond, tuple(line["notes"]), line["prompts_failed"], run, tuple(line["tenants"]))
 
 
 def _save(path: Path, run: Run) -> None:

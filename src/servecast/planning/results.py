@@ -28,6 +28,7 @@ class Outcome(NamedTuple):
     swept : value by swept key path, None where the key is one that this policy does not have
     run : its requests and decisions; None where a sweep has too many to hold (`Gathered`)
     prompts_failed : memory ran out in a step that computed a closed batch's prompts
+    tenants : rows of `servecast.metrics.by_tenant`; none where the workload names no tenant
     """
 
     policy: str
@@ -42,6 +43,7 @@ class Outcome(NamedTuple):
     beyond: Beyond | None = None
     notes: tuple[str, ...] = ()
     prompts_failed: bool = False
+    tenants: tuple[dict[str, Any], ...] = ()
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -95,6 +97,13 @@ class Results:
         import pandas as pd
 
         return pd.DataFrame([{**outcome.keys, **outcome.row} for outcome in self.outcomes])
+
+    @cached_property
+    def tenants(self) -> pd.DataFrame:
+        """One row a tenant of every run; empty where the workload names no tenant."""
+        import pandas as pd
+
+        return pd.DataFrame([{**outcome.keys, **row} for outcome in self.outcomes for row in outcome.tenants])
 
     @cached_property
     def requests(self) -> pd.DataFrame:

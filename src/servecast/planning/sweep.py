@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import math
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,10 +18,12 @@ from servecast.engine import replay
 from servecast.errors import InputError
 from servecast.executor import ModelExecutor
 from servecast.kvcache import BlockPool
-from servecast.metrics import Slo, Window, summarise
+from servecast.metrics import Window, by_tenant, summarise
 from servecast.planning.beyond import farthest, sentences
 from servecast.planning.gathered import Gathered
+from servecast.planning.progress import Progress
 from servecast.planning.results import Failure, Outcome, Results, hardware, roof
+from servecast.planning.targets import targets, tenants
 from servecast.replicas import ROUTERS, Server, replay_together
 from servecast.report.view import view
 from servecast.report.words import listed
@@ -46,14 +47,6 @@ if TYPE_CHECKING:
 
     #: Finds the machine of a policy, by its place in the list, with the memory planned for it.
     Machines = Callable[[Scenario, int, Serving, MemoryPlan], "Machine"]
-
-
-class Progress(NamedTuple):
-    """How far a scenario is: runs made (with the share of the one being made), runs in all, and which is at work."""
-
-    made: float
-    total: int
-    at_work: str
 
 
 class Machine(NamedTuple):
@@ -88,11 +81,12 @@ def simulate(
     work = _work(scenario)
     assert store is None or machines is modelled
     gathered = Gathered(work, store, repeatable=machines is modelled)
+    progress(Progress(gathered.resumed, len(work), scenario.name, gathered.resumed))
     try:
         for place, result in _each(work, gathered, jobs, progress, cluster, machines):
             gathered.add(place, result)
             told = f"{result.policy} {result.point}".strip()
-            progress(Progress(len(gathered.results), len(work), told))
+            progress(Progress(len(gathered.results), len(work), told, gathered.resumed))
     except KeyboardInterrupt:
         if not gathered.outcomes:
             raise
@@ -113,11 +107,21 @@ def simulate(
         missing=missing,
         resumed=gathered.resumed,
     )
+    if not {"device", "model", "profile"}.isdisjoint(outcomes[0].swept):
+        results = _under_the_roof_shown(results, work)
     return results if gathered.tables else _with_tables_shown(results, work)
 
 
 def _which(outcome: Outcome) -> tuple[str, int]:
     return outcome.point, outcome.seed
+
+
+def _under_the_roof_shown(results: Results, work: list[tuple[Point, int]]) -> Results:
+    """The results with the roof and the profile's errors of the runs that the figures show: each device has its own."""
+    of = results.outcomes[int(view(results).summary.index[0])]
+    served = serving(next(point.scenario for point, _ in work if (point.label, point.seed) == _which(of)))
+    profile = None if served.profile is None else served.profile.model_dump(mode="json")
+    return replace(results, roof=roof(served), profile=profile)
 
 
 def _with_tables_shown(results: Results, work: list[tuple[Point, int]]) -> Results:
@@ -208,24 +212,24 @@ def _each(
             which = f"{point.scenario.labels()[at]} {point.label}".strip()
 
             def within(share: float, made: int = made, which: str = which) -> None:
-                progress(Progress(made + share, len(work), which))
+                progress(Progress(made + share, len(work), which, gathered.resumed))
 
             yield place, run(point, at, within, machines)
         return
-    from joblib import Parallel, delayed, parallel_config
-
     # Workers get plain data: the sections of policies are made when the schema is imported, and do not pickle.
     tasks = (
-        delayed(_run_data)(place, _data(point), point.label, point.swept, at, gathered.tables)
+        (place, _data(point), point.label, point.swept, at, gathered.tables)
         for place in places
         for point, at in [work[place]]
     )
-    with nullcontext() if cluster is None else parallel_config(**cluster.options):
-        # One by one and in any order, so that what has ended is kept at once.
-        parallel = Parallel(
-            n_jobs=jobs if cluster is None else cluster.threads, return_as="generator_unordered", batch_size=1
-        )
-        yield from parallel(tasks)
+    if cluster is not None:
+        yield from cluster.each(_run_data, tasks)
+        return
+    from joblib import Parallel, delayed
+
+    # One by one and in any order, so that what has ended is kept at once.
+    parallel = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
+    yield from parallel(delayed(_run_data)(*task) for task in tasks)
 
 
 def _data(point: Point) -> dict[str, Any]:
@@ -288,27 +292,32 @@ def _run(point: Point, at: int, label: str, progress: Callable[[float], None], m
     # A device finds its own limit, and has more in its books.
     made = replace(made, kv_blocks_total=planned.kv_blocks)
     judged_by = hardware(served)
+    slo, whose = targets(scenario), tenants(scenario, sent)
+    window = Window(scenario.warmup_s, scenario.cooldown_s)
     row = summarise(
         made,
         policy=label,
         seed=point.seed,
-        slo=None if scenario.slo is None else Slo(**scenario.slo.model_dump()),
-        window=Window(scenario.warmup_s, scenario.cooldown_s),
+        slo=slo,
+        tenants=whose,
+        window=window,
         hardware=judged_by,
         usd_per_hour=None
         if scenario.cost is None
         else scenario.cost.usd_per_gpu_hour * served.tensor_parallel * replicas,
         requested_rps=sent.requested_rps,
     )
-    row["calibrated"] = served.cost.calibrated
+    row["calibrated"] = served.cost.calibrated or machines is not modelled  # what was executed was measured
     row["replicas"] = replicas
+    row["gpus"] = served.tensor_parallel * replicas
     busy = row["busy_fraction"]
     row["busy_fraction"] = busy / replicas if isinstance(busy, float) else busy  # of all engines together
     row["cancelled"] = 0 if sent.sessions is None else sent.sessions.cancelled
-    notes = () if sent.trace is None else _trace_notes(sent.trace)
+    notes = (*sent.notes, *(() if sent.trace is None else _trace_notes(sent.trace)))
+    by_name = () if whose is None else tuple(by_tenant(made, whose, slo=slo, window=window))
     return Outcome(
         label, entry.kind, point.label, point.swept, point.seed, made, row, planned, judged_by,
-        farthest(made, served.cost), notes, _prompts_failed(made),
+        farthest(made, served.cost), notes, _prompts_failed(made), by_name,
     )  # fmt: skip
 
 

@@ -7,21 +7,23 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from servecast.cost.model import regime
 from servecast.errors import InputError
 from servecast.executor import ModelExecutor
 from servecast.kvcache import BlockPool
-from servecast.metrics import Hardware, Slo, Window, summarise
-from servecast.metrics.log import mean_shapes
+from servecast.metrics import Hardware, Window, summarise
 from servecast.planning.load import load_of
-from servecast.replicas import ROUTERS, Server, System, replay_together
+from servecast.planning.plan_store import KeptLoads
+from servecast.planning.points_store import digest_of
+from servecast.planning.sample import Sample, sample
+from servecast.planning.targets import targets, tenants
+from servecast.replicas import ROUTERS, Server, replay_together
 from servecast.scenario.goals import at_least
 from servecast.scenario.serving import activation_blocks, plan, require_whole_prompts_fit, serving, step_set_aside
 from servecast.scenario.traffic import traffic
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from servecast.memory import MemoryPlan
     from servecast.metrics.summary import Value
     from servecast.planning.load import Load
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
     from servecast.scenario.schema import Scenario
     from servecast.scenario.serving import Serving
 
+#: Requests of a burst for each replica, and times its seats, at least.
+BURST_REQUESTS, BURST_ROWS = 1500, 6
+#: Keys of a scenario that decide nothing about what a load gives; replicas and router are told apart.
+_APART = {"name", "sweep", "seeds", "goal", "search", "cost", "replicas", "router"}
 #: Rates so close are the same: targets and measured values pass through decimal text.
 _EQUAL = 1 + 1e-12
 
@@ -49,6 +55,7 @@ class Configuration:
 
     label : ``continuous, max_num_seqs=64``
     replicas : as the scenario says, or 1
+    folder : where simulated loads are kept; None: nowhere
     """
 
     label: str
@@ -57,8 +64,8 @@ class Configuration:
     replicas: int
     router: str
     changed: dict[str, Any]
-    _rows: dict[tuple[float, int, int], dict[str, Value]] = field(default_factory=dict, init=False, repr=False)
-    _saturations: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False)
+    folder: Path | None = None
+    _samples: dict[str, Sample] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def served(self) -> Serving:
@@ -82,28 +89,91 @@ class Configuration:
     def gpus(self, replicas: int | None = None) -> int:
         return (replicas or self.replicas) * self.served.tensor_parallel
 
-    def saturation(self, seed: int, replicas: int) -> float:
-        """Throughput [requests/s] of a burst of the same requests on the replicas; infinite where none can be sent."""
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all that decides what a load gives here; neither goals nor prices do."""
+        return digest_of(self.scenario, self.at, _APART, self.router)
+
+    @cached_property
+    def kept(self) -> KeptLoads | None:
+        """What is on disk of it."""
+        return None if self.folder is None else KeptLoads(self.folder, self.digest)
+
+    @property
+    def judges(self) -> bool:
+        """Whether requests are judged one by one: good ones are counted."""
+        scenario = self.scenario
+        return scenario.slo is not None or any(tenant.slo is not None for tenant in scenario.workload.tenants or ())
+
+    def close(self) -> None:
+        """Close the file of kept loads, if there is one; it opens again when a load is added."""
+        if "kept" in self.__dict__ and self.kept is not None:
+            self.kept.close()
+
+    def saturation(self, seed: int, replicas: int, draw: Draw | None = None) -> float:
+        """The most that the replicas serve [requests/s]: a burst's steady throughput; infinite where none can be sent.
+
+        Where requests are made they are at least `BURST_REQUESTS` and `BURST_ROWS` times the seats for each replica,
+        however few the scenario has, so that neither the filling nor the drain of the batch counts. A recording has the
+        requests it has: of its middle and of the whole, the higher throughput counts, for the middle may be heavier.
+        Replicas are so many times one, unless a shared cap or the placing of prefixes lets them do otherwise.
+        """
         load = self.load
         if load is None or load.unit != "requests/s":
             return math.inf
-        key = seed, replicas
-        if key not in self._saturations:
-            row, system = self.serve(math.inf, seed, replicas)
-            took_s = system.run.end_s - float(system.run.requests["sent_s"].min())
-            completed = float(row["completed"] or 0)
-            # A burst that is lost to crashes caps nothing: each load itself will say what it loses.
-            self._saturations[key] = completed / took_s if completed and not row["oom_failed"] else math.inf
-        return self._saturations[key]
+        together = self.router == "prefix_affinity" or self.scenario.workload.max_in_flight is not None
+        served = self.sample(math.inf, seed, replicas if together else 1, draw)
+        # A burst that is lost to crashes caps nothing: each load itself will say what it loses.
+        if served.steady_rps is None or served.row["oom_failed"]:
+            return math.inf
+        each = served.steady_rps if load.made else max(served.steady_rps, served.whole_rps or 0.0)
+        return each if together else each * replicas
 
-    def serve(self, load: float, seed: int, replicas: int, draw: Draw | None = None) -> tuple[dict[str, Value], System]:
-        """Simulate: the row of the summary, for all replicas together, and the runs."""
+    def rate(self, load: float, seed: int, replicas: int) -> float | None:
+        """Requests a second that a load is."""
+        assert self.load is not None
+        return load if self.load.unit == "requests/s" else self.sample(load, seed, replicas).steady_rps
+
+    def sample(self, load: float, seed: int, replicas: int, draw: Draw | None = None) -> Sample:
+        """What a load gives: as remembered or kept on disk, else simulated; an infinite load is a burst."""
+        key = f"{float(load)!r} {seed} {replicas}" + ("" if draw is None else f" {draw.key}")
+        if key not in self._samples:
+            found = None if self.kept is None else self.kept.found(key)
+            if found is None:
+                made = self._simulated(load, seed, replicas, draw)
+                if self.kept is not None:
+                    self.kept.add(key, made.data())
+                self._samples[key] = made
+            else:
+                self._samples[key] = Sample.of(found)
+        return self._samples[key]
+
+    def _burst_requests(self, replicas: int) -> int:
+        seats: int = getattr(self.policy, "max_num_seqs", 0) or getattr(self.policy, "batch_size", 1)
+        return replicas * max(BURST_REQUESTS, BURST_ROWS * seats)
+
+    def _span(self, load: float) -> int:
+        """Requests that last as long at this load as the scenario's do at its own: what a warm-up leaves is no less."""
+        scenario = self.scenario
+        if self.load is None or not self.load.made or not (scenario.warmup_s or scenario.cooldown_s):
+            return 1
+        assert scenario.workload.requests is not None
+        return math.ceil(scenario.workload.requests * load / self.load.own)
+
+    def _window(self, load: float) -> Window:
+        """The part that counts; of a recording that runs faster, the same part of the recording."""
+        scenario = self.scenario
+        faster = 1.0 if self.load is None or self.load.made else max(load / self.load.own, 1.0)
+        return Window(*(None if each is None else each / faster for each in (scenario.warmup_s, scenario.cooldown_s)))
+
+    def _simulated(self, load: float, seed: int, replicas: int, draw: Draw | None) -> Sample:
         scenario, served, planned = self.scenario, self.served, self.memory
         cost, scale = (served.cost, 1.0) if draw is None else draw
+        burst = math.isinf(load)
         workload = (
             scenario.workload.model_copy(update={"seed": seed})
             if self.load is None
-            else self.load.at(load, seed, replicas)
+            else self.load.at(load, seed, replicas, self._burst_requests(replicas) if burst else self._span(load))
         )
         servers = [
             Server(
@@ -121,36 +191,27 @@ class Configuration:
             sent.client,
             servers,
             ROUTERS[self.router](),
-            horizon_s=math.inf if scenario.horizon_s is None else scenario.horizon_s,
+            horizon_s=math.inf if burst or scenario.horizon_s is None else scenario.horizon_s,
         )
         hardware = Hardware(
             served.model, served.device.ridge(served.model.dtype), cost, served.kv_dtype, served.tensor_parallel
         )
-        whole_run = not math.isfinite(load)
         row = summarise(
             system.run,
             policy=self.label,
             seed=seed,
-            slo=None if scenario.slo is None else Slo(**scenario.slo.model_dump()),
-            window=Window() if whole_run else Window(scenario.warmup_s, scenario.cooldown_s),
+            slo=targets(scenario),
+            tenants=tenants(scenario, sent),
+            window=Window() if burst else self._window(load),
             hardware=hardware,
         )
         busy = known(row, "busy_fraction")
         row["busy_fraction"] = None if busy is None else busy / replicas
-        return row, system
-
-    def row(self, load: float, seed: int, replicas: int, draw: Draw | None = None) -> dict[str, Value]:
-        """The row of the summary alone; those of the profile itself are remembered."""
-        if draw is not None:
-            return self.serve(load, seed, replicas, draw)[0]
-        key = load, seed, replicas
-        if key not in self._rows:
-            self._rows[key] = self.serve(load, seed, replicas)[0]
-        return self._rows[key]
+        return sample(system.run, row, hardware, self.policy)
 
     def test(self, goal: Goal, load: float, seed: int, replicas: int, draw: Draw | None = None) -> Test:
         """Whether the goal is met at a load."""
-        row = self.row(load, seed, replicas, draw)
+        row = self.sample(load, seed, replicas, draw).row
         if row["regime"] == "overloaded":
             return Test(row, "unstable: the queue grows as long as requests arrive", unstable=True)
         return Test(row, refusal(row, goal))
@@ -182,51 +243,3 @@ def refusal(row: dict[str, Value], goal: Goal) -> str:
         if (value < target / _EQUAL) if at_least(name) else (value > target * _EQUAL):
             return f"{name} {value:.4g}, target {target:g}"
     return ""
-
-
-def busy_shares(system: System) -> dict[str, float]:
-    """Share of the busy seconds in each kind of step."""
-    decisions = system.run.decisions
-    kinds = np.asarray(regime(mean_shapes(decisions)))
-    seconds = decisions["seconds"]
-    total = float(seconds.sum())
-    return {str(kind): float(seconds[kinds == kind].sum()) / total for kind in np.unique(kinds)} if total else {}
-
-
-class Binding(NamedTuple):
-    """What keeps a configuration from more: its name, and the share of the busy time in which it did."""
-
-    name: str
-    share: float
-
-
-def binding(row: dict[str, Value], system: System, policy: Policy, refused: str) -> Binding:
-    """What binds in a run that just fails.
-
-    While requests wait something keeps them out: seats (``max_num_seqs``, ``batch_size``), KV blocks, or the token
-    budget. Where nobody waits for most of the busy time, or a target on the pace of tokens failed, it is the steps
-    themselves, and the roofline says whether bandwidth or compute; where the GPUs are not busy either, it is bursts.
-    """
-    decisions = system.run.decisions
-    seconds = decisions["seconds"]
-    total = float(seconds.sum())
-    seats = getattr(policy, "max_num_seqs", None) or getattr(policy, "batch_size", math.inf)
-    waiting = decisions["waiting"] > 0
-    rows = decisions["prefill_rows"] + decisions["decode_rows"]
-    full = waiting & (np.maximum(decisions["slots"], rows) >= seats)
-    memory = waiting & ~full & (decisions["kv_blocks"] >= 0.9 * system.run.kv_blocks_total)
-    memory |= decisions["preempted"] > 0
-    shares = {
-        "batch limit": float(seconds[full].sum()) / total,
-        "KV memory": float(seconds[memory].sum()) / total,
-        "token budget": float(seconds[waiting & ~full & ~memory].sum()) / total,
-    }
-    most = max(shares, key=lambda name: shares[name])
-    paced = refused.startswith(("tpot", "itl"))
-    if shares[most] > 0.2 and not paced:
-        return Binding(most, shares[most])
-    busy = float(row["busy_fraction"] or 0.0)
-    if busy < 0.7 and not paced:
-        return Binding("queueing", 1 - busy)
-    bandwidth = float(row["bandwidth_bound_fraction"] or 0.0)
-    return Binding("bandwidth", bandwidth) if bandwidth >= 0.5 else Binding("compute", 1 - bandwidth)

@@ -1,11 +1,14 @@
 """How sure a number is: 90 % intervals from seeds and from what a profile says of its own errors.
 
-    seeds     t interval of the mean over seeds
+    seeds     t interval of the mean over seeds, of the logarithms: what is above 0 has its interval above 0, and the
+              skew of tails near saturation stands in its longer upper side; shares are not, and end at 0 and 1
     profile   draws of the cost model: coefficients from the calibration's covariance, and one step_time_scale for all
               steps, from the quantiles of measured over predicted step times; each draw is simulated with the same
               random numbers as the profile itself, so that its difference is the profile's share alone
 
-The two are independent, so that their half-widths add in quadrature, on either side. The scale is taken to be the same
+The two are independent, so that their half-widths add in quadrature, on either side; so does the width of the bracket
+in which a search left a highest load. Where a draw has no bound (its queue grows for ever) the interval has none. The
+scale is taken to be the same
 for all steps of a run: single steps scatter and average out, but how much of the scatter is the profile's bias no
 profile says, so that the interval is on the wide side. A profile of single operators has no residuals of whole steps;
 the worst operator's left-out error stands for them. A datasheet has neither: its interval is of the seeds alone, and
@@ -14,6 +17,7 @@ says so.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -52,6 +56,12 @@ class Draw(NamedTuple):
 
     cost: CostModel
     step_time_scale: float
+
+    @property
+    def key(self) -> str:
+        """What tells it from other draws of the same profile."""
+        drawn = [getattr(self.cost, name, None) for name in COEFFICIENTS]
+        return hashlib.sha256(repr((self.step_time_scale, drawn)).encode()).hexdigest()[:16]
 
 
 def draws(profile: ProfileFile | None, cost: CostModel, count: int, busy: Mapping[str, float]) -> list[Draw]:
@@ -115,15 +125,47 @@ def _normal_quantile(rank: float) -> float:
     return NormalDist().inv_cdf(rank)
 
 
-def estimate(by_seed: Sequence[float], differences: Sequence[float] = ()) -> Estimate:
-    """The mean over seeds with its interval, widened by what draws of the profile change (draw less profile)."""
+def estimate(
+    by_seed: Sequence[float], drawn: Sequence[tuple[float, float]] = (), *, most: float = math.inf, slack: float = 0.0
+) -> Estimate:
+    """The mean over seeds with its interval, widened by what draws of the profile change.
+
+    drawn : with the profile itself, and with a draw in its place, everything else the same; infinite without a bound
+    most : what the value cannot exceed; nothing here is below 0
+    slack : share by which each value may be too low
+    """
     values = np.asarray(by_seed, float)
     mean = float(values.mean())
-    if len(values) < 2 and not len(differences):
+    if len(values) < 2 and not drawn:
         return Estimate(mean)
-    seeds = _student(len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-    below, above = np.quantile(differences, (_TAIL, 1 - _TAIL)).tolist() if len(differences) else (0.0, 0.0)
-    return Estimate(mean, mean - math.hypot(seeds, min(below, 0.0)), mean + math.hypot(seeds, max(above, 0.0)))
+    here, there = np.array(drawn, float).reshape(-1, 2).T
+    if math.isinf(most) and (values > 0).all() and (here > 0).all():
+        seeds = _half_width(np.log(values))
+        least, greatest = _tails(there / here, 1.0)
+        below = math.hypot(seeds, math.log(least)) if least else math.inf
+        return Estimate(
+            mean, mean * math.exp(-below), mean * math.exp(math.hypot(seeds, math.log(greatest), math.log1p(slack)))
+        )
+    seeds = _half_width(values)
+    least, greatest = _tails(there - here, 0.0)
+    high = mean + math.hypot(seeds, greatest, mean * slack)
+    return Estimate(mean, max(mean - math.hypot(seeds, least), 0.0), min(high, most))
+
+
+def _half_width(values: np.ndarray[Any, Any]) -> float:
+    count = len(values)
+    return _student(count - 1) * float(values.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0
+
+
+def _tails(changes: np.ndarray[Any, Any], none: float) -> tuple[float, float]:
+    """The 5 and 95 % quantiles of what draws change, neither on the other side of no change."""
+    if not len(changes):
+        return none, none
+    # Between a finite and an infinite value there is nothing to interpolate.
+    below, above = ("linear", "linear") if np.isfinite(changes).all() else ("lower", "higher")
+    least = float(np.quantile(changes, _TAIL, method=below))  # type: ignore[call-overload]
+    greatest = float(np.quantile(changes, 1 - _TAIL, method=above))  # type: ignore[call-overload]
+    return min(least, none), max(greatest, none)
 
 
 def _student(freedom: int) -> float:

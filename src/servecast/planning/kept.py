@@ -1,0 +1,140 @@
+"""A hidden folder beside results, for one process at a time, and files of lines in it that survive a kill.
+
+``OUT/.NAME.points/`` belongs to ``OUT/NAME/``. A line counts when its end is there: what a killed process left without
+one is no line. A full disk, or a folder that cannot be written, is an InputError of one line, and what was finished
+before stays.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any
+
+from servecast.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from io import FileIO
+    from pathlib import Path
+
+
+@contextmanager
+def held(results: Path) -> Iterator[tuple[Path, list[Path]]]:
+    """The hidden folder of the results folder ``results``, held by this process; the folders that were made for it.
+
+    Raises
+    ------
+    InputError : another process holds it, or it cannot be written
+    """
+    folder = results.with_name(f".{results.name}.points")
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = _lock(folder / "lock", results)
+    with lock:
+        yield folder, made
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """A full disk, or a folder that cannot be written, in one line."""
+    try:
+        yield
+    except OSError as error:
+        problem = (
+            f"cannot be written ({error.strerror or error}); free space or choose another folder with --out: "
+            "what was finished is kept"
+        )
+        raise InputError(str(folder), problem) from error
+
+
+def _lock(path: Path, results: Path) -> IO[str]:
+    """The lock, held as long as it is open: the system lets go of it when the process ends, however it does."""
+    while True:
+        file = path.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip()
+            file.close()
+            which = f"process {holder}" if holder else "another process"
+            problem = f"{which} is writing these results: wait until it is done, or choose another folder with --out"
+            raise InputError(str(results), problem) from None
+        # Who held it before may have taken the file away meanwhile: then this one locks out nobody.
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+            return file
+        file.close()
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def remove(folder: Path, made: list[Path]) -> None:
+    """Take away an empty folder, and those that were made for it if nothing else stands in them."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for path in made[1:]:
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+# --- lines ----------------------------------------------------------------------------------------------------------
+
+
+class Lines:
+    """A file to whose end one line after the other is added, each a mapping with its ``key``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._open: FileIO | None = None
+
+    def read(self) -> dict[str, dict[str, Any]]:
+        """Every whole line, by its key.
+
+        Raises InputError for a line that holds something else.
+        """
+        if not self.path.exists():
+            return {}
+        text = self.path.read_bytes()
+        found = {}
+        for number, line in enumerate(text[: _whole(text)].splitlines(), start=1):
+            try:
+                entry = json.loads(line)
+                found[str(entry["key"])] = entry
+            except (ValueError, TypeError, KeyError):
+                raise InputError(f"{self.path}:{number}", "is no finished run: begin anew with --fresh") from None
+        return found
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Write a line, to its end; raises OSError."""
+        if self._open is None:
+            self._open = self.path.open("ab", buffering=0)
+            self._open.truncate(_whole(self.path.read_bytes()))
+        left = memoryview(text_of(line))
+        while left:  # a disk that is nearly full takes a part
+            left = left[self._open.write(left) :]
+
+    def close(self) -> None:
+        """Close the file; what was added stays."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+
+def text_of(line: dict[str, Any]) -> bytes:
+    """A line as it is written."""
+    return json.dumps(line, default=_plain).encode() + b"\n"
+
+
+def _whole(text: bytes) -> int:
+    return text.rfind(b"\n") + 1
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's as Python's."""
+    return value.item()
