@@ -288,6 +288,7 @@ class ToyResults:
     notes: list[str]
     profile: dict[str, Any] | None
     roof: Roof | None
+    tenants: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -303,7 +304,7 @@ def toy_results(points: Sequence[tuple[dict[str, Any], dict[str, ToyRun]]], **fi
         for policy, run in runs.items():
             full = {"policy": policy, **keys}
             row = metrics.summarise(run, policy=policy, seed=keys["seed"], slo=slo, hardware=hardware, usd_per_hour=2.5)
-            tables["summary"].append(full | {name: row[name] for name in row if name not in full})
+            tables["summary"].append(full | {"gpus": 1} | {name: row[name] for name in row if name not in full})
             tables["requests"].append(metrics.keyed(metrics.requests_frame(run), full))
             tables["decisions"].append(metrics.keyed(metrics.decisions_frame(run, hardware), full))
             tables["oom"].append(metrics.keyed(metrics.oom_frame(run), full))

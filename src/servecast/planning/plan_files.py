@@ -1,38 +1,29 @@
-"""The files of a plan: options.csv, plan.json and a page with the same tables, that works offline and in print."""
+"""The files of a plan: options.csv, plan.json and a page with figures and the same tables."""
 
 from __future__ import annotations
 
 import csv
-import html
 import io
 import json
 from typing import TYPE_CHECKING, Any
 
-from servecast.planning import plan_words
+from servecast.planning.plan_page import page as plan_page
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from servecast.planning.answer import Option, Plan
-    from servecast.planning.plan_words import PlanTable
     from servecast.planning.uncertainty import Estimate
-
-_STYLE = """
-:root { color-scheme: light dark; --line: #8884; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-size: .9rem; }
-th, td { border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align: left; vertical-align: top; }
-.verdict { font-size: 1.15rem; border-left: .25rem solid; padding-left: 1rem; }
-"""
 
 
 def write(plan: Plan, folder: Path) -> Path:
     """Write the plan into ``folder``; the page."""
     folder.mkdir(parents=True, exist_ok=True)
     _whole(folder / "plan.json", json.dumps(plan.data(), indent=1, allow_nan=False) + "\n")
-    _whole(folder / "options.csv", _csv(plan))
+    options = _csv(plan)
+    _whole(folder / "options.csv", options)
     page = folder / "plan.html"
-    _whole(page, _page(plan))
+    _whole(page, plan_page(plan, options.encode()))
     return page
 
 
@@ -63,6 +54,8 @@ def _cells(option: Option) -> dict[str, Any]:
         "unit": option.unit,
         "target": option.target,
         **_ends("highest_load", option.capacity),
+        **_ends("highest_rps", option.rate),
+        **_ends("saturation_rps", option.saturation),
         "unstable_above": _cell(option.unstable_above),
         "target_gpus": _cell(option.target_gpus),
         "usd_per_hour": _cell(option.usd_per_hour),
@@ -81,23 +74,3 @@ def _ends(name: str, estimate: Estimate | None) -> dict[str, Any]:
 
 def _cell(value: float | None) -> float | str:
     return "" if value is None else value
-
-
-def _page(plan: Plan) -> str:
-    parts = [f"<h1>{html.escape(plan.name)}</h1>", f'<p class="verdict">{html.escape(plan_words.verdict(plan))}</p>']
-    parts += [_table(table) for table in plan_words.tables(plan)]
-    parts += [f"<p>{html.escape(note)}</p>" for note in plan.notes]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(plan.name)}: plan</title><style>{_STYLE}</style></head><body><main>"
-        + "\n".join(parts)
-        + "</main></body></html>\n"
-    )
-
-
-def _table(table: PlanTable) -> str:
-    title = f"<h2>{html.escape(table.title)}</h2>" if table.title else ""
-    heads = "".join(f'<th scope="col">{html.escape(head)}</th>' for head in table.columns)
-    rows = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
-    return f'{title}<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'

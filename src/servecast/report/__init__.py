@@ -32,6 +32,8 @@ def write(results: Reportable, out: Path) -> Path:
     plots = draw(results)
     with replacing(target) as folder:
         tables = {"summary": results.summary, "requests": results.requests, "decisions": results.decisions}
+        if len(results.tenants):
+            tables["tenants"] = results.tenants
         if len(results.oom):
             tables["oom"] = results.oom
         names = write_tables(folder, results.scenario, tables)

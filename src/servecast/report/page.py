@@ -3,23 +3,49 @@
 from __future__ import annotations
 
 import base64
-from importlib import resources
+from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import servecast
 from servecast.metrics import PERCENTILE_RULE
-from servecast.report.results import swept
-from servecast.report.tables import LARGE, plain, scenario_text
-from servecast.report.trust import step_error
+from servecast.report import run_charts, sweep_charts
+from servecast.report.charts.figure import download, figure, table
+from servecast.report.points import judged, per_policy
+from servecast.report.results import stated, swept
+from servecast.report.shell import TIP, read, script, style
+from servecast.report.tables import LARGE, frame_csv, plain, scenario_text
+from servecast.report.tenants import tenant_rows
+from servecast.report.told import NUMBERS, gathered
+from servecast.report.trust import step_error, step_errors
 from servecast.report.verdict import verdict
 from servecast.report.view import view
-from servecast.report.words import BLANK, comparison_rows, number, targets
+from servecast.report.words import BLANK, comparison_rows, missing, number, plain_value, seconds, short_key, targets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from servecast.report.charts.spec import Chart
     from servecast.report.plots import Plot
     from servecast.report.results import Reportable
+    from servecast.report.told import Told
+
+MOST_ROWS = 150  # of the table of policies
+LARGEST_FILE = 900_000  # bytes of a table that travels in the page; of a larger one the points of the charts do
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page with its figures; ``single``: they show single runs."""
+
+    id: str
+    short: str
+    title: str
+    figures: tuple[str, ...]
+    single: bool = False
+
+
+MEASURED = "Step times were measured as the device computed them; another run differs by the device's noise."
 
 
 def render(results: Reportable, plots: Sequence[Plot], images: Mapping[str, bytes], files: Sequence[str]) -> str:
@@ -27,32 +53,50 @@ def render(results: Reportable, plots: Sequence[Plot], images: Mapping[str, byte
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_template), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+        loader=jinja2.FunctionLoader(read), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
     calibrated = results.roof is None or results.roof.calibrated
-    slo = results.scenario.get("slo") or {}
+    slo = stated(results.scenario)
     shown = view(results)
+    told = gathered(results)
+    varied = set(told.keys)
+    rows = [_broken(row) for row in comparison_rows(results.summary)]
+    summary, summary_note = _summary_file(results, told)
+    best, tiles = _tiles(results)
+    executed = (results.scenario.get("derived") or {}).get("executed_on")
+    lead, rest = _parted(verdict(results.summary, slo, calibrated=calibrated))
     page = environment.get_template("report.html.j2").render(
         name=results.scenario["name"],
         version=servecast.__version__,
-        verdict=verdict(results.summary, slo, calibrated=calibrated),
+        style=style(),
+        script=script(),
+        tip=TIP,
+        verdict=lead,
+        rest=rest,
         calibrated=calibrated,
-        hardware=results.roof.name if results.roof else None,
-        model=results.scenario.get("model"),
+        hardware=results.roof.name if results.roof and varied.isdisjoint(("device", "profile")) else None,
+        roof=results.roof.name if results.roof else None,
+        model="several models" if "model" in varied else results.scenario.get("model"),
         targets=targets(slo),
-        rows=[_broken(row) for row in comparison_rows(results.summary)],
-        seeds=int(results.summary["seed"].nunique()),
-        swept=swept(results.summary),
-        error=step_error(results.profile, calibrated=calibrated),
+        best=best,
+        tiles=tiles,
+        compared=_table(rows[:MOST_ROWS], "The policies compared", "compared"),
+        left_out=len(rows) > MOST_ROWS,
+        shown_rows=MOST_ROWS,
+        all_rows=f"{len(rows):,}",
+        summary_file=summary,
+        summary_note=summary_note,
+        tenants=_table(tenant_rows(results.tenants)[:MOST_ROWS], "Tenants") if len(results.tenants) else "",
+        seeds=told.seeds,
+        executed=executed,
+        error=MEASURED if executed else step_error(results.profile, calibrated=calibrated),
         where=shown.where,
         reason=shown.reason,
-        figures=[
-            {"title": p.title, "caption": p.caption, "name": p.name, "data": base64.b64encode(images[p.name]).decode()}
-            for p in plots
-        ],
+        sections=_sections(results, told, plots, images),
         notes=list(results.notes),
-        profile=profile_tables(plain(results.profile)) if results.profile else [],
+        errors="" if executed else _errors(results.profile),
+        profile=[_plain_table(*each) for each in profile_tables(plain(results.profile))] if results.profile else [],
         scenario=scenario_text(results.scenario),
         files=[*files, *(f"{plot.name}.png, {plot.name}.svg" for plot in plots)],
         large=f"{LARGE:,}",
@@ -62,13 +106,110 @@ def render(results: Reportable, plots: Sequence[Plot], images: Mapping[str, byte
     return str(page)
 
 
+def _sections(results: Reportable, told: Told, plots: Sequence[Plot], images: Mapping[str, bytes]) -> list[Section]:
+    """The figures in the order in which people ask: how much, how fast for each, at what price, and why."""
+    captions = {plot.name: plot.caption for plot in plots}
+
+    def said(name: str) -> str:
+        return captions.get(name, "")
+
+    shown = view(results)
+    price = (results.scenario.get("cost") or {}).get("usd_per_gpu_hour")
+    slots = [_picture(plot, images[plot.name]) for plot in plots if plot.name == "slots"]
+    made: list[tuple[str, str, str, Chart | None, list[str], bool]] = [
+        ("served", "Throughput", "Throughput against latency",
+         sweep_charts.throughput_latency(told, said("throughput-latency")), [], False),
+        ("latencies", "Latency", "How long requests wait",
+         run_charts.latency_cdf(shown, said("latency-cdf")), [], True),
+        ("pace", "Interactivity", "Interactivity against throughput", sweep_charts.interactivity(told), [], False),
+        ("price", "Cost", "What a million tokens cost", sweep_charts.cost_curve(told, price), [], False),
+        ("room", "Memory", "Memory, and the cliff", sweep_charts.memory(told), [], False),
+        ("waste", "Waste", "Where the computed tokens went", run_charts.waste(shown, said("tokens")), slots, True),
+        ("roof", "Roofline", "Steps on the roofline", run_charts.roofline(shown, said("roofline")), [], True),
+        ("time", "Timeline", "Running rows and KV memory over time",
+         run_charts.timeline(shown, said("timeline")), [], True),
+    ]  # fmt: skip
+    sections = []
+    for place, short, title, chart, pictures, single in made:
+        figures = (*(() if chart is None else (figure(chart),)), *pictures)
+        if figures:
+            sections.append(Section(place, short, title, figures, single))
+    return sections
+
+
+def _parted(sentence: str) -> tuple[str, str]:
+    """The verdict's first clause, and what follows it, as two sentences."""
+    lead, semicolon, rest = sentence.partition("; ")
+    return (f"{lead}.", f"{rest[:1].upper()}{rest[1:]}") if semicolon else (lead, "")
+
+
+def _errors(profile: Mapping[str, Any] | None) -> str:
+    """The errors that a profile states, as a figure."""
+    chart = step_errors(profile)
+    return "" if chart is None else figure(chart)
+
+
+def _picture(plot: Plot, image: bytes) -> str:
+    """A figure that is drawn for the file alone."""
+    data = base64.b64encode(image).decode()
+    return (
+        f'<figure id="{plot.name}"><h3>{escape(plot.title)}</h3><figcaption><p>{escape(plot.caption)}</p></figcaption>'
+        f'<div class="wide"><img src="data:image/png;base64,{data}" alt="{escape(plot.title)}: {escape(plot.caption)}">'
+        "</div></figure>"
+    )
+
+
+def _tiles(results: Reportable) -> tuple[str, list[tuple[str, str]]]:
+    """The policy that the verdict leads with, and its key figures: value and label."""
+    summary = results.summary
+    rows = judged(per_policy(summary)).rows
+    best = rows.iloc[0]
+    if not best["completed"]:
+        return "", []
+    at = [f"{short_key(key)} {plain_value(best[key])}" for key in swept(summary) if not missing(best[key])]
+    name = ", ".join([str(best["policy"]), *at])
+    good = best["goodput_rps"]
+    rate = (
+        (number(best["request_throughput_rps"]), "requests/s served")
+        if missing(good)
+        else (number(good), "requests/s within the targets")
+    )
+    tiles = [(str(best["policy"]), f"judged at {', '.join(at)}" if at else "serves best"), (rate[0], rate[1])]
+    for value, label in (
+        (best["ttft_p99_s"], "p99 time to first token"),
+        (best["tpot_p50_s"], "median time per output token"),
+    ):
+        if not missing(value):
+            tiles.append((seconds(float(value)), label))
+    if not missing(best["usd_per_mtok_output"]):
+        tiles.append((f"${number(float(best['usd_per_mtok_output']))}", "per million output tokens"))
+    return name, tiles
+
+
+def _summary_file(results: Reportable, told: Told) -> tuple[str, str]:
+    """``summary.csv`` as a file that travels in the page, and what a reader should know of it."""
+    data = frame_csv(results.summary)
+    if len(data) <= LARGEST_FILE:
+        return download("summary.csv", data), ""
+    columns = [column for _, column, _ in NUMBERS if column in told.shown]
+    part = download("summary-points.csv", told.csv(told.shown, columns))
+    return part, (
+        f"summary.csv ({len(data) / 1e6:.1f} MB) is too large to travel in the page: the file here has the points of "
+        "the charts, means over the seeds."
+    )
+
+
+def _table(rows: Sequence[Mapping[str, str]], label: str, classes: str = "") -> str:
+    return table(tuple(rows[0]), [tuple(row.values()) for row in rows], label, classes)
+
+
+def _plain_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return table(heads or ("fact", "value"), rows, "The profile", "plain")
+
+
 def _broken(row: dict[str, str]) -> dict[str, str]:
     """A row whose first heads may break where a word could: names of policies with their parameters are long."""
     return {head.replace("_", "_\u200b"): value.replace("/", "/\u200b") for head, value in row.items()}
-
-
-def _template(name: str) -> str:
-    return resources.files("servecast.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def profile_tables(profile: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]:

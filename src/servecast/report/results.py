@@ -34,6 +34,7 @@ class Reportable(Protocol):
 
     scenario : resolved, as it is written to ``scenario.yaml``; ``name``, ``sweep`` and ``slo`` are read here
     summary : a row for each policy, sweep point and seed, which are its first columns
+    tenants : a row a tenant of each run, with the same first columns; empty where the workload names none
     requests, decisions, oom : the tables of all runs under each other, with the same first columns
     kinds : the kind of each policy by its label
     notes : warnings to show
@@ -47,6 +48,10 @@ class Reportable(Protocol):
     @property
     def summary(self) -> pd.DataFrame:
         """`servecast.metrics.summarise` of each run."""
+
+    @property
+    def tenants(self) -> pd.DataFrame:
+        """`servecast.metrics.by_tenant` of each run."""
 
     @property
     def requests(self) -> pd.DataFrame:
@@ -75,6 +80,12 @@ class Reportable(Protocol):
     @property
     def roof(self) -> Roof | None:
         """Of the device."""
+
+
+def stated(scenario: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The targets that hold for every request alike; none where a tenant has its own."""
+    tenants = scenario.get("workload", {}).get("tenants") or ()
+    return {} if any(tenant.get("slo") for tenant in tenants) else scenario.get("slo") or {}
 
 
 def swept(summary: pd.DataFrame) -> list[str]:

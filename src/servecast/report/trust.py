@@ -1,8 +1,10 @@
-"""The error of the forecast's step times, in one line that stands beside the forecast."""
+"""The error of the forecast's step times: in one line that stands beside the forecast, and as a figure."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from servecast.report.charts.spec import Axis, Bar, Bars, Chart, Key, Part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,6 +40,35 @@ def step_error(profile: Mapping[str, Any] | None, *, calibrated: bool) -> str:
         f"Step times: held-out {what} are met to {_percent(every['median'])} in the median, {_percent(every['p95'])} "
         f"at p95; {bias}{'' if mixed else ' in the mean'}."
     )
+
+
+def step_errors(profile: Mapping[str, Any] | None) -> Chart | None:
+    """Median and p95 of each error that a profile states, signed mean beside them; None where it states none."""
+    errors: Sequence[Mapping[str, Any]] = (profile or {}).get("held_out") or ()
+    if not errors:
+        return None
+    bars, rows = [], []
+    for error in errors:
+        names = [str(error[key]) for key in ("operator", "along", "part", "regime") if error.get(key)]
+        if error.get("rows_each", 1) > 1:
+            names.append(f"sums of {error['rows_each']} steps")
+        count = f"{error['count']:,}" if "count" in error else "not stated"
+        middle, tail = float(error["median"]), float(error["p95"])
+        numbers = (("median error", _percent(middle)), ("p95", _percent(tail)),
+                   ("signed mean", _signed(error["signed_mean"])), ("judged on", count))  # fmt: skip
+        parts = (Part(100 * middle, 2), Part(100 * max(tail - middle, 0.0), "beyond"))
+        words = f"{_percent(middle)}, p95 {_percent(tail)}"
+        bars.append(Bar(", ".join(names), numbers, parts, look=2, words=words))
+        rows.append((", ".join(names), *(value for _, value in numbers)))
+    panel = Bars(Axis("error of step times held out of the fit [%]", base=0.0), tuple(bars))
+    worst = max(errors, key=lambda error: float(error["p95"]))
+    caption = (
+        f"Steps that the fit had not seen. Half are met to within the solid bar, 95 % to within its pale end: at worst "
+        f"{_percent(float(worst['p95']))}."
+    )
+    heads = ("held out", "median error", "p95", "signed mean", "judged on")
+    return Chart("step-errors", "Errors of step times", caption, (panel,), heads, tuple(rows), (
+        Key("median error", "middle"), Key("up to p95", "tail")))  # fmt: skip
 
 
 def _of(errors: Sequence[Mapping[str, Any]], kind: str) -> Mapping[str, Any] | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from servecast.report.points import judged, per_policy
-from servecast.report.results import swept
+from servecast.report.results import stated, swept
 from servecast.report.words import plain_value
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def view(results: Reportable) -> View:
         pick(results.requests),
         pick(results.decisions),
         pick(results.oom),
-        results.scenario.get("slo") or {},
+        stated(results.scenario),
         results.roof,
         where,
         reason,

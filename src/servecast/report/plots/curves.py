@@ -22,6 +22,7 @@ from servecast.report.plots.style import (
 )
 from servecast.report.points import per_policy
 from servecast.report.results import swept
+from servecast.report.told import ordered
 from servecast.report.words import number, seconds, targets
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def throughput_latency(results: Reportable) -> Plot | None:
                     [part for _, part in rows.groupby(keys[1:], sort=False, dropna=False)] if len(keys) > 1 else [rows]
                 )
                 for part in groups:
-                    _line(axes, part, unit * part[column], colour[policy], marker[policy])
+                    _line(axes, part, unit * part[column], colour[policy], marker[policy], ordered(table, keys))
             axes.set(yscale="log", xlabel="requests served per second", ylabel=label)
             axes.set_xlim(0, 1.08 * table["request_throughput_rps"].max())
             axes.margins(y=0.12)
@@ -80,15 +81,16 @@ def throughput_latency(results: Reportable) -> Plot | None:
     strained = " (overloaded)" if best["overloaded"] > 0 else ""
     caption = (
         f"Right is more, down is sooner: {best['policy']} reaches the most, {number(best['request_throughput_rps'])} "
-        f"requests per second{strained} with p99 TTFT at {seconds(best['ttft_p99_s'])}; a line that turns up is a full "
-        "server."
+        f"requests per second{strained} with p99 TTFT at {seconds(best['ttft_p99_s'])}"
     )
+    caption += "; a line that turns up is a full server." if keys and ordered(table, keys) else "."
     return Plot("throughput-latency", "Throughput against latency", caption, figure)
 
 
-def _line(axes: Axes, rows: pd.DataFrame, y: pd.Series[float], colour: str, marker: str) -> None:
+def _line(axes: Axes, rows: pd.DataFrame, y: pd.Series[float], colour: str, marker: str, joined: bool) -> None:
     x = rows["request_throughput_rps"]
-    axes.plot(x, y, color=colour, alpha=0.7, zorder=2)
+    if joined:
+        axes.plot(x, y, color=colour, alpha=0.7, zorder=2)
     strained = _strained(rows)
     for faces, chosen in ((colour, ~strained), ("white", strained)):
         axes.plot(

@@ -41,7 +41,7 @@ def roofline_chart(view: View) -> Plot | None:
         figure, [[axes]] = canvas(titled(f"Steps on the roofline of {roof.name}", roof), 4.3)
         lowest, highest = roof.ridge, roof.ridge
         for policy in view.policies:
-            steps = _sample(view.of(view.decisions, policy))
+            steps = sample(view.of(view.decisions, policy), _STEPS)
             if not len(steps):
                 continue
             intensity = (steps["step_flops"] / steps["step_bytes"]).to_numpy(float)
@@ -76,11 +76,12 @@ def roofline_chart(view: View) -> Plot | None:
     return Plot("roofline", "Steps on the roofline", _caption(view, roof), figure)
 
 
-def _sample(decisions: pd.DataFrame) -> pd.DataFrame:
-    if len(decisions) <= _STEPS:
+def sample(decisions: pd.DataFrame, most: int) -> pd.DataFrame:
+    """At most so many decisions, evenly spaced in busy time."""
+    if len(decisions) <= most:
         return decisions
     busy = decisions["seconds"].to_numpy(float).cumsum()
-    places = np.searchsorted(busy, np.linspace(0, busy[-1], _STEPS, endpoint=False), side="right")
+    places = np.searchsorted(busy, np.linspace(0, busy[-1], most, endpoint=False), side="right")
     return decisions.iloc[np.unique(np.minimum(places, len(decisions) - 1))]
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from servecast.report.view import View
 
 #: Part of the bar, colour, hatch.
-_PARTS = (
+PARTS = (
     ("useful", "#2a9d78", ""),
     ("recomputed after preemption", "#8fcfb8", ""),
     ("lost when memory ran out", ALARM, ""),
@@ -29,7 +29,7 @@ _PARTS = (
 
 def token_shares(view: View) -> Plot | None:
     """One bar a policy: of all token places it computed or held, the share that served somebody."""
-    rows = {policy: _parts(view.row(policy)) for policy in view.policies}
+    rows = {policy: parts_of(view.row(policy)) for policy in view.policies}
     rows = {policy: parts for policy, parts in rows.items() if sum(parts)}
     if not rows:
         return None
@@ -37,7 +37,7 @@ def token_shares(view: View) -> Plot | None:
         figure, [[axes]] = canvas(titled("Where the computed tokens went", view.roof), 0.85 + 0.6 * len(rows))
         for place, parts in enumerate(rows.values()):
             left, total = 0.0, sum(parts)
-            for part, (_, colour, hatch) in zip(parts, _PARTS, strict=True):
+            for part, (_, colour, hatch) in zip(parts, PARTS, strict=True):
                 width = 100 * part / total
                 axes.barh(place, width, 0.66, left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.8)
                 if width > 6:
@@ -52,10 +52,10 @@ def token_shares(view: View) -> Plot | None:
         axes.set(xlim=(0, 114), ylim=(len(rows) - 0.5, -0.95), xlabel="token places computed or held [%]")
         axes.set_xticks(range(0, 101, 20))
         axes.grid(visible=False, axis="y")
-        used = [any(parts[i] for parts in rows.values()) for i in range(len(_PARTS))]
+        used = [any(parts[i] for parts in rows.values()) for i in range(len(PARTS))]
         handles = [
             Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=label)
-            for (label, colour, hatch), shown in zip(_PARTS, used, strict=True)
+            for (label, colour, hatch), shown in zip(PARTS, used, strict=True)
             if shown
         ]
         legend(figure, handles)
@@ -67,7 +67,8 @@ def token_shares(view: View) -> Plot | None:
     return Plot("tokens", "Where the computed tokens went", f"{caption}.", figure)
 
 
-def _parts(row: Any) -> list[float]:
+def parts_of(row: Any) -> list[float]:
+    """Token places of one run, in the order of `PARTS`."""
     recomputed = min(float(row["recomputed_tokens"]), float(row["useful_tokens"]))
     lost = min(float(row["lost_tokens"]), float(row["useful_tokens"]) - recomputed)
     useful = float(row["useful_tokens"]) - recomputed - lost
@@ -123,4 +124,5 @@ def _at(row: Any, keys: list[str]) -> str:
     """At which point, how busy, and whether the queue was stable there."""
     told = [f"{short_key(key)} {plain_value(row[key])}" for key in keys if not missing(row[key])]
     told.append(f"busy {share(row['busy_fraction'])}")
-    return ", ".join([*told, *([row["regime"]] if row["regime"] not in (None, "stable") else [])])
+    regime = row["regime"]  # none for a burst, which is NaN beside others
+    return ", ".join([*told, *([regime] if isinstance(regime, str) and regime != "stable" else [])])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -14,6 +15,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from servecast.report.charts.looks import places
 from servecast.report.words import UNCALIBRATED
 
 if TYPE_CHECKING:
@@ -82,7 +84,9 @@ class Plot:
 
     def _saved(self, form: str, metadata: dict[str, Any]) -> bytes:
         buffer = io.BytesIO()
-        with settings():
+        with settings(), warnings.catch_warnings():
+            # Letters that the font lacks are boxes in the file; the page has them, and a font's warning helps nobody.
+            warnings.filterwarnings("ignore", r"Glyph \d+")
             self.figure.savefig(buffer, format=form, dpi=DPI, metadata=metadata)
         return buffer.getvalue()
 
@@ -152,30 +156,14 @@ def colours(policies: Sequence[str], kinds: Mapping[str, str] | None = None) -> 
 
     kinds : kind by policy; where it is not given, the kind that a name begins with
     """
-    return _looks(policies, kinds, COLOURS, MORE_COLOURS)
+    palette = (*COLOURS.values(), *MORE_COLOURS)
+    return {policy: palette[place] for policy, place in places(policies, kinds).items()}
 
 
 def markers(policies: Sequence[str], kinds: Mapping[str, str] | None = None) -> dict[str, str]:
     """A marker for each policy by the same rule, so that figures read without colour."""
-    return _looks(policies, kinds, MARKERS, MORE_MARKERS)
-
-
-Look = TypeVar("Look")
-
-
-def _looks(
-    policies: Sequence[str], kinds: Mapping[str, str] | None, own: Mapping[str, Look], more: Sequence[Look]
-) -> dict[str, Look]:
-    looks: dict[str, Look] = {}
-    further = 0
-    for policy in policies:
-        kind = (kinds or {}).get(policy) or next((name for name in own if policy.startswith(name)), "")
-        if kind in own and own[kind] not in looks.values():
-            looks[policy] = own[kind]
-        else:
-            looks[policy] = more[further % len(more)]
-            further += 1
-    return looks
+    shapes = (*MARKERS.values(), *MORE_MARKERS)
+    return {policy: shapes[place] for policy, place in places(policies, kinds).items()}
 
 
 def heading(policy: str, longest: int = 44) -> str:

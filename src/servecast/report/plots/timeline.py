@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 _BUCKETS = 700  # of time: more than a figure has dots to show
 _MEANS = 240  # of time where means are drawn: batches that follow each other faster are a level, not a comb
-_MARKS = 60
-_PANELS = 6
+MARKS = 60
+PANELS = 6
 
 
 def timeline_chart(view: View) -> Plot | None:
     """One row of panels a policy (the first six): rows at work on the left, KV memory on the right."""
     seen = {*view.decisions["policy"], *view.oom["policy"]}
-    shown = [policy for policy in view.policies if policy in seen][:_PANELS]
+    shown = [policy for policy in view.policies if policy in seen][:PANELS]
     if not shown:
         return None
     colour = colours(view.policies, view.kinds)
@@ -66,7 +66,7 @@ def timeline_chart(view: View) -> Plot | None:
     return Plot("timeline", "Running rows and KV memory over time", _caption(view, shown), figure)
 
 
-def buckets(decisions: pd.DataFrame, values: Any, how: str) -> tuple[Any, Any]:
+def buckets(decisions: pd.DataFrame, values: Any, how: str, means: int = _MEANS) -> tuple[Any, Any]:
     """A step curve of ``values`` over time, 0 while nothing runs: times and heights, at most two for each bucket.
 
     how : ``max`` keeps peaks, ``mean`` weighs by time. Short runs are drawn exactly.
@@ -74,13 +74,13 @@ def buckets(decisions: pd.DataFrame, values: Any, how: str) -> tuple[Any, Any]:
     starts = decisions["start_s"].to_numpy(float)
     ends = starts + decisions["seconds"].to_numpy(float)
     values = np.asarray(values, dtype=float)
-    if len(starts) <= _BUCKETS:
+    if len(starts) <= _BUCKETS and (how != "mean" or means == _MEANS):
         idle = np.append(starts[1:], np.inf) > ends + 1e-9
         times = np.concatenate([starts, ends[idle]])
         heights = np.concatenate([values, np.zeros(int(idle.sum()))])
         order = np.argsort(times, kind="stable")
         return times[order], heights[order]
-    count = _MEANS if how == "mean" else _BUCKETS
+    count = means if how == "mean" else _BUCKETS
     edges = np.linspace(starts[0], ends[-1], count + 1)
     if how == "mean":
         area = np.concatenate([[0.0], np.cumsum(values * (ends - starts))])
@@ -117,7 +117,7 @@ def _memory(axes: Axes, decisions: pd.DataFrame, total: float, colour: str) -> N
 def _marks(axes: Axes, decisions: pd.DataFrame, oom: Any) -> None:
     preempted = decisions.loc[decisions["preempted"] > 0, "start_s"].to_numpy(float)
     for times, marker, colour in ((preempted, "v", "#6b4fa0"), (oom, "X", ALARM)):
-        kept = times[np.linspace(0, len(times) - 1, min(len(times), _MARKS)).astype(int)] if len(times) else times
+        kept = times[np.linspace(0, len(times) - 1, min(len(times), MARKS)).astype(int)] if len(times) else times
         axes.plot(
             kept, np.full(len(kept), 111.0), linestyle="none", marker=marker, color=colour, markeredgewidth=0,
             markersize=7 if marker == "X" else 5,

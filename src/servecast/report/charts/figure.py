@@ -1,0 +1,118 @@
+"""A chart as a figure of a page: what it teaches, legend, panels, its numbers as a table, and that table as a file."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+from html import escape
+from typing import TYPE_CHECKING
+
+from servecast.report.charts.looks import PATHS, marker
+from servecast.report.charts.svg import drawn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from servecast.report.charts.spec import Chart, Key
+
+MOST_ROWS = 120  # of a table under a chart; the file has all of them
+
+
+def figure(chart: Chart) -> str:
+    """The chart as ``<figure>``."""
+    lone = " lone" if len(chart.panels) == 1 else ""
+    panels = "".join(
+        drawn(panel, f"{chart.title}: {panel.title}" if panel.title else chart.title) for panel in chart.panels
+    )
+    note = f'<p class="quiet">{escape(chart.note)}</p>' if chart.note else ""
+    return (
+        f'<figure class="chart{lone}" id="{escape(chart.name)}">'
+        f"<figcaption><p>{escape(chart.caption)}</p>{_legend(chart.legend)}{note}</figcaption>"
+        f'<div class="panels">{panels}</div>{_numbers(chart)}</figure>'
+    )
+
+
+def _legend(keys: Sequence[Key]) -> str:
+    if not keys:
+        return ""
+    return f'<ul class="legend">{"".join(f"<li>{_entry(key)}</li>" for key in keys)}</ul>'
+
+
+def _entry(key: Key) -> str:
+    """A button that puts its series out, or an explanation."""
+    if not isinstance(key.look, int):
+        return f"{_swatch(key.look)}{escape(key.name)}"
+    shape = f'<path class="m" d="{marker(key.look)}"/>'
+    swatch = f'<svg class="swatch l{key.look}" viewBox="-7 -7 14 14" aria-hidden="true">{shape}</svg>'
+    pressed = f'data-s="{key.look}" aria-pressed="true"'
+    return f'<button type="button" class="key" {pressed}>{swatch}{escape(key.name)}</button>'
+
+
+_SHAPES = {
+    "oom": f'<path class="m oom" d="{PATHS["cross"]}"/>',
+    "preempted": f'<path class="m preempted" d="{PATHS["down"]}"/>',
+    "hollow": f'<path class="m hollow" d="{PATHS["circle"]}"/>',
+    "strong": '<path class="strong" d="M-7 0H7"/>',
+    "frontier": '<path class="band" d="M-3 2L3 -2"/>',
+    "aim": '<path class="aim" d="M-7 0H7"/>',
+    "interval": '<path class="iv" d="M0 -6V6M-3 -6h6M-3 6h6"/>',
+}
+
+
+def _swatch(look: str) -> str:
+    shape = _SHAPES.get(look, f'<rect class="part {look}" x="-6" y="-5" width="12" height="10" rx="2"/>')
+    return f'<svg class="swatch" viewBox="-7 -7 14 14" aria-hidden="true">{shape}</svg>'
+
+
+def _numbers(chart: Chart) -> str:
+    if not chart.rows:
+        return ""
+    shown = chart.rows[:MOST_ROWS]
+    more = (
+        f'<p class="quiet">The first {len(shown)} of {len(chart.rows):,} rows; the file has all.</p>'
+        if len(shown) < len(chart.rows)
+        else ""
+    )
+    button = download(f"{chart.name}.csv", table_csv(chart.heads, chart.rows) if chart.csv is None else chart.csv)
+    return (
+        f'<div class="numbers"><details><summary>The numbers of this chart</summary>'
+        f"{table(chart.heads, shown, chart.title)}{more}</details>{button}</div>"
+    )
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], label: str, classes: str = "") -> str:
+    """A table that scrolls by itself where it is wider than the page; the first cell of a row is its name."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
+    body = "".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row[1:])}</tr>'
+        for row in rows
+    )
+    classes = f' class="{classes}"' if classes else ""
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(label)}"><table{classes}>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def download(name: str, data: bytes) -> str:
+    """A link that saves ``data``, which travels in the page: it needs neither a server nor script."""
+    text = base64.b64encode(data).decode()
+    return (
+        f'<a class="csv" download="{escape(name)}" href="data:text/csv;charset=utf-8;base64,{text}">'
+        f'{escape(name)}<span class="quiet"> {size(len(data))}</span></a>'
+    )
+
+
+def size(count: int) -> str:
+    """Bytes as people say them."""
+    return f"{count} B" if count < 1000 else f"{count / 1000:.0f} kB" if count < 999_500 else f"{count / 1e6:.1f} MB"
+
+
+def table_csv(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:
+    """A table of text as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(heads)
+    writer.writerows(rows)
+    return text.getvalue().encode()

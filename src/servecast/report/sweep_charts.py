@@ -1,0 +1,279 @@
+"""Charts over all points of a sweep: throughput and latency, the pace of each user, cost, memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from servecast.report.charts.spec import Axis, Bar, Bars, Chart, Key, Line, Panel, Part, Series
+from servecast.report.told import PER_GPU, USERS, frontier
+from servecast.report.words import listed, number, seconds, share, short_key, targets
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from servecast.report.told import Told
+
+
+_MOST_BARS = 40
+
+
+def throughput_latency(of: Told, caption: str) -> Chart | None:
+    """p99 TTFT and p99 TPOT over served requests per second, each with its target."""
+    table = of.shown[of.shown["completed"] > 0]
+    if not len(table):
+        return None
+    x = Axis("requests served per second", base=0.0)
+    paced = table["tpot_p99_s"].notna().any()
+    sides = [("ttft_p99_s", "p99 time to first token [s]", "ttft_s", 1.0)]
+    sides.append(
+        ("tpot_p99_s", "p99 time per output token [ms]", "tpot_s", 1e3)
+        if paced
+        else ("e2e_p99_s", "p99 time to the last token [s]", "e2e_s", 1.0)
+    )
+    panels = []
+    for column, label, target, unit in sides:
+        aim = of.slo.get(target)
+        lines = () if aim is None else (Line(f"target {seconds(float(aim))}", y=unit * float(aim)),)
+        series = of.series(table, "request_throughput_rps", column, unit)
+        panels.append(Panel(x, Axis(label, log=True), series, lines=lines))
+    columns: tuple[str, ...] = (
+        "request_throughput_rps",
+        "goodput_rps",
+        "ttft_p50_s",
+        "ttft_p99_s",
+        "tpot_p50_s",
+        "tpot_p99_s",
+        "e2e_p99_s",
+        "regime",
+    )
+    if not of.table["goodput_rps"].notna().any():
+        columns = tuple(column for column in columns if column != "goodput_rps")
+    legend = of.legend(table)
+    if any(panel.lines for panel in panels):
+        legend = (*legend, Key(f"targets: {targets(of.slo)}", "aim"))
+    note = of.note
+    if not of.keys:
+        note = f"{note} One load gives a point; sweep the rate and the points become a curve.".strip()
+    return Chart(
+        "throughput-latency",
+        "Throughput against latency",
+        caption,
+        tuple(panels),
+        *of.rows(of.shown, columns),
+        legend,
+        of.csv(of.shown, columns),
+        note,
+    )
+
+
+def interactivity(of: Told) -> Chart | None:
+    """What one user sees against what one GPU gives, with the Pareto frontier."""
+    table = of.shown[of.shown[USERS].notna() & (of.shown[PER_GPU] > 0)]
+    if not len(table):
+        return None
+    edge = table.loc[frontier(table)]
+    through = tuple((float(row[USERS]), float(row[PER_GPU])) for _, row in edge.iterrows())
+    line = (Line("Pareto frontier", through=through, band=True),) if len(through) > 1 else ()
+    series = []
+    for each in of.series(table, USERS, PER_GPU):
+        lines = tuple(
+            tuple(
+                datum._replace(numbers=(*datum.numbers[:2], ("Pareto frontier", "on it"), *datum.numbers[2:]))
+                if (datum.x, datum.y) in through
+                else datum
+                for datum in part
+            )
+            for part in each.lines
+        )
+        series.append(Series(each.name, each.look, lines, joined=each.joined))
+    panel = Panel(
+        Axis("output tokens/s of each user (1 / median TPOT)", base=0.0),
+        Axis("output tokens/s of each GPU", base=0.0),
+        tuple(series),
+        lines=line,
+    )
+    fast, full = edge.iloc[-1], edge.iloc[0]
+    caption = (
+        f"Up is cheaper, right is faster for each user. Most of each GPU: {of.name(full)}, {number(full[PER_GPU])} "
+        f"tokens/s at {number(full[USERS])} tokens/s a user"
+    )
+    if fast.name != full.name:
+        caption += f". Fastest for each user: {of.name(fast)}, {number(fast[USERS])} tokens/s"
+        caption += f" with {number(fast[PER_GPU])} of each GPU"
+    legend = of.legend(table)
+    if line:
+        legend = (*legend, Key("Pareto frontier: nothing beats it in both", "frontier"))
+    columns = (USERS, PER_GPU, "tpot_p50_s", "output_throughput_tps", "ttft_p99_s", "regime")
+    return Chart(
+        "interactivity",
+        "Interactivity against throughput",
+        f"{caption}.",
+        (panel,),
+        *of.rows(of.shown, columns),
+        legend,
+        of.csv(of.shown, columns),
+        of.note,
+    )
+
+
+def cost_curve(of: Told, price: float | None) -> Chart | None:
+    """Dollars per million output tokens against the load; bars where there is one load only."""
+    table = of.shown[of.shown["usd_per_mtok_output"].notna()]
+    if not len(table):
+        return None
+    columns: tuple[str, ...] = (
+        "request_throughput_rps",
+        "busy_fraction",
+        "usd_per_mtok_output",
+        "output_throughput_tps",
+        "regime",
+    )
+    panel: Panel | Bars
+    if _curved(of, table):
+        panel = Panel(
+            Axis("requests served per second", base=0.0),
+            Axis("US dollars per million output tokens", log=True),
+            of.series(table, "request_throughput_rps", "usd_per_mtok_output"),
+        )
+        words = (
+            "A GPU is paid for by the hour, so a token costs less the more are served"
+            if of.ordered
+            else "Idle time is paid too"
+        )
+    else:
+        panel = Bars(
+            Axis("US dollars per million output tokens", base=0.0),
+            tuple(_price(of, row) for _, row in table.iterrows()),
+        )
+        words = "Idle time is paid too"
+    sound = table[~table["strained"]]
+    cheap = _cheapest(sound if len(sound) else table)
+    caption = (
+        f"{words}: {of.name(cheap)} makes a million output tokens for ${number(cheap['usd_per_mtok_output'])}, the "
+        f"least {'of all points that keep up' if len(sound) else 'of all'}"
+    )
+    paid = "" if price is None else f"At ${number(price)} an hour for each GPU, the scenario's own price. "
+    return Chart(
+        "cost-curve",
+        "What a million tokens cost",
+        f"{caption}.",
+        (panel,),
+        *of.rows(of.shown, columns),
+        of.legend(table),
+        of.csv(of.shown, columns),
+        f"{paid}{of.note}".strip(),
+    )
+
+
+def _cheapest(table: pd.DataFrame) -> Any:
+    return table.iloc[int(table["usd_per_mtok_output"].astype(float).to_numpy().argmin())]
+
+
+def _price(of: Told, row: Any) -> Bar:
+    cost = float(row["usd_per_mtok_output"])
+    look = of.looks[row["policy"]]
+    return Bar(
+        of.name(row),
+        of.numbers(row, ("usd_per_mtok_output",)),
+        (Part(cost, look),),
+        look=look,
+        words=f"${number(cost)}",
+        hollow=bool(row["strained"]),
+    )
+
+
+def memory(of: Told) -> Chart | None:
+    """How much of the KV cache is taken, and what happens where it is too small: requests lost, or preempted."""
+    table = of.shown[of.shown["kv_peak_fraction"].notna()]
+    if not len(table):
+        return None
+    table = table.assign(
+        filled=100 * table["kv_peak_fraction"].astype(float),
+        lost=100 * table["oom_failed"] / table["arrived"],
+        again=table["preemptions"] / table["arrived"],
+    )
+    columns = ("request_throughput_rps", "kv_peak_fraction", "preemptions", "oom_failed", "regime")
+    x, label = _along(of, table)
+    full = Line("KV capacity", y=100.0, strong=True)
+    panels: list[Panel | Bars] = []
+    if x is None:
+        bars = tuple(
+            Bar(
+                of.name(row),
+                of.numbers(row, ("kv_peak_fraction",)),
+                (Part(row["filled"], of.looks[row["policy"]]),),
+                look=of.looks[row["policy"]],
+                words=share(row["kv_peak_fraction"]),
+                hollow=bool(row["strained"]),
+            )
+            for _, row in table.iterrows()
+        )
+        panels.append(
+            Bars(Axis("KV memory at the peak [%]", limits=(0.0, 118.0)), bars, lines=(Line("", x=100.0, strong=True),))
+        )
+    else:
+        views: list[tuple[str, str, Axis, tuple[Line, ...]]] = [
+            ("filled", "kv_peak_fraction", Axis("KV memory at the peak [%]", limits=(0.0, 112.0)), (full,))
+        ]
+        if table["lost"].any():
+            views.append(("lost", "oom_failed", Axis("requests lost to memory [%]", base=0.0), ()))
+        if table["again"].any():
+            views.append(("again", "preemptions", Axis("preemptions per request", base=0.0), ()))
+        for column, tell, axis, lines in views[:2]:
+            aside = tuple(
+                Line(str(row["policy"]), y=float(row[column]), right=True)
+                for _, row in table[table[x].isna()].iterrows()
+                if column == "filled"
+            )
+            panels.append(
+                Panel(Axis(label, base=0.0), axis, of.series(table, x, column, None, tell), lines=(*lines, *aside))
+            )
+    return Chart(
+        "memory",
+        "Memory, and the cliff",
+        _memory_words(of, table),
+        tuple(panels),
+        *of.rows(of.shown, columns),
+        of.legend(table),
+        of.csv(of.shown, columns),
+        of.note,
+    )
+
+
+def _curved(of: Told, table: pd.DataFrame) -> bool:
+    """Whether points are drawn along an axis; else each has a bar: one load, or a few things of different names."""
+    several = any((table["policy"] == policy).sum() > 1 for policy in of.policies)
+    return several and (of.ordered or len(table) > _MOST_BARS)
+
+
+def _along(of: Told, table: pd.DataFrame) -> tuple[str | None, str]:
+    """What memory is drawn along: the first swept key that is a number, else the load; nothing with one point each."""
+    if not _curved(of, table):
+        return None, ""
+    for key in of.keys:
+        values = table[key].dropna().tolist()
+        if len(set(map(str, values))) > 1 and all(
+            isinstance(v, (int, float)) and not isinstance(v, bool) for v in values
+        ):
+            return key, short_key(key)
+    return "request_throughput_rps", "requests served per second"
+
+
+def _memory_words(of: Told, table: pd.DataFrame) -> str:
+    calm, short = [], []
+    for policy in of.policies:
+        rows = table[table["policy"] == policy]
+        if not len(rows):
+            continue
+        lost = rows[rows["oom_failed"] > 0]
+        peak = share(float(rows["kv_peak_fraction"].max()))
+        if len(lost):
+            where = of.name(lost.iloc[0]).removeprefix(policy).removeprefix(", ")
+            short.append(f"{policy} runs out of memory{f' at {where}' if where else ''}")
+        elif (rows["preemptions"] > 0).any():
+            short.append(f"{policy} fills {peak} and preempts instead of crashing")
+        else:
+            calm.append(f"{policy} {peak}")
+    parts = [f"of the KV memory {listed(calm)} are needed at most" if calm else "", listed(short)]
+    text = "; ".join(part for part in parts if part)
+    return f"{text[:1].upper()}{text[1:]}."

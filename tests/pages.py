@@ -1,0 +1,106 @@
+"""Pages to look at: of runs by hand, of a plan by hand, with names that somebody chose badly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import toy_runs as toy
+
+from servecast.planning import plan_files
+from servecast.planning.answer import BreakEven, Change, Option, Plan, Tokens
+from servecast.planning.uncertainty import Estimate
+from servecast.report import page as report_page
+from servecast.report.plots import draw
+from servecast.report.tables import write_tables
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOSTILE = """<script>alert(1)</script>"'&`\u2013\u202e naïve 名前 {{ 7*7 }}"""
+
+
+def write(results: toy.ToyResults, folder: Path) -> Path:
+    """Page and tables as `servecast.report.write` has them, without the figures' files, which take most of its time."""
+    plots = draw(results)
+    images = {plot.name: plot.png() for plot in plots if plot.name == "slots"}
+    tables = {"summary": results.summary, "requests": results.requests}
+    html = report_page.render(results, plots, images, write_tables(folder, results.scenario, tables))
+    (folder / "report.html").write_text(html, encoding="utf-8")
+    return folder / "report.html"
+
+
+def swept_results() -> toy.ToyResults:
+    """Three policies at three rates, with two seeds."""
+    return toy.chat_results(rates=(3, 6, 12), requests=70, seeds=2)
+
+
+def swept(folder: Path) -> Path:
+    """Its page."""
+    return write(swept_results(), folder)
+
+
+def single(folder: Path) -> Path:
+    """One load, nothing swept."""
+    return write(toy.chat_results(rates=(6,), requests=40), folder)
+
+
+def hostile(folder: Path) -> Path:
+    """A policy and a scenario of the worst names; a folder is named after neither."""
+    results = toy.chat_results(rates=(3, 12), requests=30)
+    for name in ("summary", "requests", "decisions", "oom"):
+        table = getattr(results, name)
+        table["policy"] = table["policy"].astype(str).replace("padded", HOSTILE)
+    results.scenario |= {"name": "x", "model": HOSTILE, "note": HOSTILE}
+    results.notes.append(HOSTILE)
+    return write(results, folder)
+
+
+def many(points: int) -> toy.ToyResults:
+    """A sweep of so many points: rows of a summary alone, as of a sweep whose tables are not held."""
+    base = toy.chat_results(rates=(3, 12), requests=30)
+    key = "workload.arrivals.rate_rps"
+    rows = base.summary.iloc[list(range(len(base.summary))) * (points // len(base.summary))].reset_index(drop=True)
+    rates = [0.01 * (place // 3 + 1) for place in range(len(rows))]
+    rows = rows.assign(**{key: rates, "request_throughput_rps": rates})
+    shown = {key: rates[-1]}
+    tables = {name: getattr(base, name).assign(**shown) for name in ("requests", "decisions", "oom")}
+    return toy.ToyResults(base.scenario, rows, **tables, notes=[], profile=base.profile, roof=base.roof)
+
+
+def option(label: str, each: float, parallel: int = 1, **fields: Any) -> Option:
+    """A configuration that serves ``each`` requests a second."""
+    capacity = Estimate(each, 0.95 * each, 1.04 * each)
+    defaults: dict[str, Any] = {
+        "changed": {"engine.max_num_seqs": 64}, "device": "toy-gpu", "calibrated": True, "tensor_parallel": parallel,
+        "unit": "requests/s", "target": 20.0, "capacity": capacity, "target_replicas": 3, "target_gpus": 3 * parallel,
+        "usd_per_hour": 2.5 * parallel, "tokens": Tokens(1000.0, 200.0), "binds": "KV memory",
+        "usd_per_mtok": {"output": Estimate(0.4, 0.38, 0.42), "total": Estimate(0.07, 0.065, 0.075)},
+    }  # fmt: skip
+    return Option(label, **(defaults | fields))
+
+
+def made_plan(name: str = "toy", label: str = "continuous") -> Plan:
+    """Three configurations, one of which cannot be."""
+    best = option(label, 24.0, replicas=3, at_target={"ttft_p99_s": Estimate(0.4, 0.38, 0.44)})
+    refused = option("static", 0.1, capacity=None, refused="out of memory", target_gpus=None, usd_per_mtok={})
+    return Plan(
+        name, {"ttft_p99_s": 1.0}, (option(label, 8.0), option("two GPUs", 13.0, 2, target_replicas=2, target_gpus=4), refused), best, True,
+        headroom=Estimate(0.2, 0.14, 0.25), break_even=BreakEven(6.0, 0.25),
+        changes=(Change("max_num_seqs=256", 9.0, 0.125), Change("fp8", 7.0, -0.05)), notes=("A note.",),
+    )  # fmt: skip
+
+
+def plan(folder: Path) -> Path:
+    """The page of a plan."""
+    return plan_files.write(made_plan(), folder / "toy-plan")
+
+
+def bad_plan(folder: Path) -> Path:
+    """The page of a plan of bad names."""
+    return plan_files.write(made_plan(HOSTILE, HOSTILE), folder / "bad-plan")
+
+
+def summary(page: Path) -> pd.DataFrame:
+    """The table beside a page."""
+    return pd.read_csv(page.with_name("summary.csv"))
