@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from servecast import cli, terminal
-from servecast.planning.sweep import Progress
+from servecast.planning.progress import Progress
 
 HEAVY = ("torch", "pandas", "matplotlib", "scipy", "numpy", "yaml", "simpy", "joblib", "jinja2", "pyarrow")
 

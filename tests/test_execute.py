@@ -66,11 +66,21 @@ def ran(file, out, *options):
 
 def test_an_executed_run_writes_the_tables_of_a_simulation(tmp_path, capsys):
     file = written(tmp_path)
-    assert ran(file, tmp_path / "simulated") == 0
-    assert ran(file, tmp_path / "executed", "--execute", "cpu") == 0
+    out = tmp_path / "results"
+    assert ran(file, out) == 0
+    forecast = {p.name: p.read_bytes() for p in (out / "small").iterdir()}
+    assert ran(file, out, "--execute", "cpu") == 0
     assert "report: " in capsys.readouterr().out
+    assert {p.name: p.read_bytes() for p in (out / "small").iterdir()} == forecast  # it stands beside, untouched
+    (out / "small").rename(tmp_path / "small")
+    (tmp_path / "simulated").mkdir()
+    (tmp_path / "small").rename(tmp_path / "simulated" / "small")
+    (out / "executed").rename(tmp_path / "executed")
     ours, theirs = ({p.name for p in (tmp_path / side / "small").iterdir()} for side in ("executed", "simulated"))
     assert ours == theirs
+    for side, device in (("executed", "cpu"), ("simulated", None)):
+        told = yaml.safe_load((tmp_path / side / "small" / "scenario.yaml").read_text())
+        assert told["derived"].get("executed_on") == device
     for name in ("summary.csv", "requests.csv.gz"):
         executed, simulated = (pd.read_csv(tmp_path / side / "small" / name) for side in ("executed", "simulated"))
         assert list(executed) == list(simulated)
@@ -79,7 +89,13 @@ def test_an_executed_run_writes_the_tables_of_a_simulation(tmp_path, capsys):
     for same in ("id", "status", "output_tokens"):
         assert executed[same].tolist() == simulated[same].tolist()
     assert not np.allclose(executed["finish_s"], simulated["finish_s"])
-    assert "Executed on" in (tmp_path / "executed" / "small" / "report.html").read_text()
+    executed_summary = pd.read_csv(tmp_path / "executed" / "small" / "summary.csv")
+    page = (tmp_path / "executed" / "small" / "report.html").read_text()
+    assert "Executed on cpu, not forecast," in page
+    assert "servecast run scenario.yaml --execute cpu" in page
+    assert "gives the same bytes" not in page
+    assert "ncalibrated" not in page.split("<main>")[1]  # a data sheet prices nothing here
+    assert executed_summary["calibrated"].all()
 
 
 def executed_and_simulated(file):

@@ -30,7 +30,7 @@ from servecast.workload.servegen import read_servegen
 from servecast.workload.sessions import Conversations, Sessions, client_of, conversation_prompts
 from servecast.workload.shaping import split
 from servecast.workload.synthetic import generate
-from servecast.workload.tenants import Targets, Tenant, mixture
+from servecast.workload.tenants import Tenant, mixture
 from servecast.workload.traces.convert import FORMS, write_trace
 from servecast.workload.traces.statistics import dispersion, histogram_table, joint_histogram, reusable
 from servecast.workload.traces.trace_file import TraceFile
@@ -489,7 +489,6 @@ def test_modulated_arrivals_have_the_dispersion_they_are_made_for():
         (lambda: RandomLengths(prefix_tokens=-1), "prefix_tokens is -1"),
         (lambda: Tenant("", Burst(), SIZES), "name is empty"),
         (lambda: Tenant("a", Burst(), SIZES, share=0), "share is 0"),
-        (lambda: Targets(ttft_s=0), "ttft_s is 0"),
         (lambda: mixture([], 1, 0), "tenants are none"),
         (lambda: mixture([Tenant("a", Burst(), SIZES)] * 2, 1, 0), "tenants are a, a"),
         (lambda: mixture([Tenant("a", Burst(), SIZES)], 1, 0), "share is missing for tenant a, whose arrivals have no"),
@@ -541,7 +540,7 @@ def test_wrk_11_requests_are_split_exactly():
 
 
 def test_tenants_have_arrivals_lengths_and_priorities_of_their_own():
-    fast = Tenant("chat", Poisson(8.0), Independent(Fixed(100), Fixed(10)), priority=0, slo=Targets(ttft_s=0.5))
+    fast = Tenant("chat", Poisson(8.0), Independent(Fixed(100), Fixed(10)), priority=0)
     slow = Tenant("batch", Gamma(2.0, 0.2), Independent(Fixed(4000), Fixed(500)), priority=1)
     columns = mixture([fast, slow], 1000, seed=3)
     assert (columns.tenant.count("chat"), columns.tenant.count("batch")) == (800, 200)

@@ -15,6 +15,7 @@ from servecast.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from typing import Any
 
     from servecast.planning.cluster import Cluster
     from servecast.planning.points_store import PointsStore
@@ -86,6 +87,7 @@ class Backend(StrEnum):
 
     local = "local"
     dask = "dask"
+    ray = "ray"
 
 
 class Export(StrEnum):
@@ -118,7 +120,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except InputError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         status = EXIT_INPUT
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
+        told = stopped.args[0] if stopped.args else "interrupted before the first run had ended: nothing was kept"
+        print(f"\n{told}", file=sys.stderr)
         status = EXIT_INTERRUPTED
     except BrokenPipeError:
         status = 1
@@ -157,15 +161,25 @@ def run(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Make every run anew; else what an earlier, stopped sweep made is taken.")
     ] = False,
-    backend: Annotated[Backend, typer.Option(help="local: processes here; dask: a cluster's workers.")] = Backend.local,
+    backend: Annotated[
+        Backend, typer.Option(help="local: processes here; dask, ray: a cluster's workers.")
+    ] = Backend.local,
     scheduler: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="The cluster's scheduler, as in tcp://host:8786.")
+        str | None,
+        typer.Option(metavar="ADDRESS", help="The cluster's scheduler: tcp://host:8786, or Ray's host:6379."),
     ] = None,
     execute: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="Compute the steps on cpu, cuda or cuda:N instead.")
+        str | None,
+        typer.Option(metavar="DEVICE", help="Compute the steps on cpu, cuda or cuda:N instead, into OUT/executed."),
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document instead of tables, and nothing else.")
+    ] = False,
 ) -> None:
     """Simulate scenarios: tables, figures and a report for each.
+
+    With --json standard output is one document: schema_version, and for each scenario that was made its name, folder,
+    report, verdict, notes, failures, and the rows of summary.csv and tenants.csv; what is not known is null.
 
     Examples:
 
@@ -176,6 +190,8 @@ def run(
         servecast run quickstart --set 'policies[2].max_num_seqs=64' --set seeds=3
 
         servecast run mine.yaml --execute cuda:0
+
+        servecast run quickstart --json | jq '.scenarios[].summary[] | {policy, goodput_rps}'
     """
     from servecast import scenario
     from servecast.planning import cluster
@@ -192,21 +208,34 @@ def run(
     device = None if execute is None else commands_device.executing(execute, jobs)
     if device is not None and scheduler is not None:
         raise InputError("--execute", "a device computes here, not on a cluster: take out --backend and --scheduler")
-    with cluster.chosen(backend.value, scheduler) as there:
-        how = Sitting(out, jobs, fresh, there, device)
-        incomplete = [each.name for each in loaded if not _run_one(each, how, kinds)]
+    documents: list[dict[str, Any]] | None = [] if as_json else None
+    try:
+        with cluster.chosen(backend.value, scheduler) as there:
+            # Beside the forecast of the same name, so that the two can be compared.
+            place = out if device is None else out / "executed"
+            how = Sitting(place, jobs, fresh, there, device, documents)
+            incomplete = [each.name for each in loaded if not _run_one(each, how, kinds)]
+    finally:  # stopped on the way, what was made is told
+        if documents:
+            from servecast.planning import as_json as document
+
+            print(document.text(documents))
     if incomplete:
         raise typer.Exit(EXIT_INPUT)
 
 
 class Sitting(NamedTuple):
-    """How and where the runs of a scenario are made."""
+    """How and where the runs of a scenario are made.
+
+    documents : takes what is told of each scenario for --json; None where it is printed for people
+    """
 
     out: Path
     jobs: int
     fresh: bool
     cluster: Cluster | None
     device: OnDevice | None
+    documents: list[dict[str, Any]] | None = None
 
 
 def _run_one(scenario: Scenario, how: Sitting, exports: tuple[str, ...]) -> bool:
@@ -235,16 +264,30 @@ def _run_into(scenario: Scenario, how: Sitting, exports: tuple[str, ...], store:
             machines=device or modelled,
         )
     if device is not None:
-        results = dataclasses.replace(results, notes=(device.described(), *results.notes))
+        measured = {"cost_model": "none: steps were executed", "calibrated": True, "executed_on": device.name}
+        derived = {**results.scenario["derived"], **measured}
+        results = dataclasses.replace(
+            results,
+            roof=results.roof and dataclasses.replace(results.roof, calibrated=True),
+            scenario={**results.scenario, "derived": derived},
+            notes=(device.described(), *results.notes),
+        )
     if results.resumed:
         made = len(results.outcomes) + len(results.failures) + results.missing
-        print(f"resumed: {results.resumed} of {made} runs were made before (--fresh makes all anew)")
+        told = f"resumed: {results.resumed} of {made} runs were made before (--fresh makes all anew)"
+        print(told, file=sys.stdout if how.documents is None else sys.stderr)
     placed = dataclasses.replace(results, scenario=seen_from((out / scenario.name).resolve(), results.scenario))
     page = report.write(placed, out)
-    terminal.print_results(scenario, results)
-    print(f"report: {page}")
-    if exports:
-        print(f"exports: {_export(scenario, results, out, exports)}")
+    if how.documents is None:
+        terminal.print_results(scenario, results)
+        print(f"report: {page}")
+        if exports:
+            print(f"exports: {_export(scenario, results, out, exports)}")
+    else:
+        from servecast.planning import as_json as document
+
+        exported = _export(scenario, results, out, exports) if exports else None
+        how.documents.append(document.scenario(results, page.parent, exported))
     for failure in results.failures:
         print(f"{scenario.name} ({failure.which}): {failure.place}: {failure.problem}", file=sys.stderr)
     if results.missing:
@@ -406,6 +449,7 @@ def compare(
     host_steps: Annotated[
         bool, typer.Option("--host-steps", help="Fit host time on top of each step there too.")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
 ) -> None:
     """Simulate a recorded run and say how far off that is.
 
@@ -414,6 +458,8 @@ def compare(
         servecast compare h100-qwen3-14b-18rps
 
         servecast compare my.yaml result.json --host-from other.json
+
+        servecast compare my.yaml result.json --json | jq '.rows[] | {metric, statistic, error}'
     """
     from servecast import comparison, terminal
 
@@ -428,6 +474,11 @@ def compare(
         host_from=host_from,
         host_steps=host_steps,
     )
+    if as_json:
+        from servecast.report.exports.strict import dumps
+
+        print(dumps(told.data()))
+        return
     for line in told.lines:
         print(line)
     terminal.print_tables(told.tables)
@@ -557,7 +608,10 @@ def _describe(
 
 
 @app.command("list")
-def list_(what: Annotated[Shipped, typer.Argument(help="What to list.")]) -> None:
+def list_(
+    what: Annotated[Shipped, typer.Argument(help="What to list.")],
+    as_json: Annotated[bool, typer.Option("--json", help="The same rows as one JSON document.")] = False,
+) -> None:
     """List what is shipped.
 
     Examples:
@@ -565,11 +619,20 @@ def list_(what: Annotated[Shipped, typer.Argument(help="What to list.")]) -> Non
         servecast list models
 
         servecast list scenarios
+
+        servecast list models --json | jq -r '.rows[].name'
     """
     from servecast import terminal
     from servecast.planning.explain import listing
 
-    terminal.print_tables([listing(what.value)])
+    listed = listing(what.value)
+    if as_json:
+        from servecast.report.exports.strict import dumps
+
+        rows = [dict(zip(listed.columns, row, strict=True)) for row in listed.rows]
+        print(dumps({"schema_version": 1, "list": what.value, "rows": rows}))
+        return
+    terminal.print_tables([listed])
 
 
 @app.command()

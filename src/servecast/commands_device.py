@@ -75,8 +75,9 @@ def calibrate(
     try:
         found: Calibration = calibrating.calibrate(request, _measured)
     except KeyboardInterrupt:
-        _say("\ninterrupted: the steps measured so far are kept, the same command goes on with them")
-        raise
+        raise KeyboardInterrupt(
+            "interrupted: the steps measured so far are kept, the same command goes on with them"
+        ) from None
     told = calibrating.report(found)
     terminal.print_tables(told.tables)
     for note in told.notes:
@@ -111,8 +112,7 @@ def validate(
     try:
         found = run(file, device, lambda made: _say(f"{made.made} of {made.total}: {made.last}"), seed)
     except KeyboardInterrupt:
-        _say("\ninterrupted before the first run had ended: nothing was executed that could be told")
-        raise
+        raise KeyboardInterrupt("interrupted before the first run had ended: there is nothing to tell yet") from None
     page = write.write(found, out / found.name)
     terminal.print_tables(write.tables(found))
     print(write.verdict(found))

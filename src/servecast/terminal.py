@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import textwrap
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,10 +15,11 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from servecast.planning.progress import Progress
     from servecast.planning.results import Results
-    from servecast.planning.sweep import Progress
     from servecast.scenario import Scenario
 
+MOST_TENANTS = 60  # rows of the table of tenants that are shown
 PIPE_WIDTH = 400  # where neither a terminal nor COLUMNS limits the width
 NARROWEST = 40
 GAP = 3  # what a column of a table takes beside its text
@@ -95,6 +97,7 @@ def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]])
 def print_results(scenario: Scenario, results: Results) -> None:
     """What was simulated with which settings, the table that compares the policies, and the verdict."""
     from servecast.report import verdict, words
+    from servecast.report.results import stated
 
     calibrated = bool(results.scenario["derived"]["calibrated"])
     for indent, line in _settings(scenario, results, calibrated):
@@ -106,7 +109,20 @@ def print_results(scenario: Scenario, results: Results) -> None:
     print_table("", ["\n".join(head.split()) for head in shown], cells)
     if left_out:
         say(f"({left_out} more columns on a wider terminal; all are in summary.csv)")
-    say(verdict(results.summary, results.scenario.get("slo"), calibrated=calibrated))
+    if len(results.tenants):
+        _print_tenants(results)
+    say(verdict(results.summary, stated(results.scenario), calibrated=calibrated))
+
+
+def _print_tenants(results: Results) -> None:
+    from servecast.report.tenants import tenant_rows
+
+    rows = tenant_rows(results.tenants)
+    heads, _ = _fitting(list(rows[0]), rows[:MOST_TENANTS], console().width)
+    shown = [[row[head] for head in heads] for row in rows[:MOST_TENANTS]]
+    print_table("tenants", ["\n".join(head.split()) for head in heads], shown)
+    if len(rows) > MOST_TENANTS:
+        say(f"({len(rows) - MOST_TENANTS:,} more rows in tenants.csv)")
 
 
 def _settings(scenario: Scenario, results: Results, calibrated: bool) -> Iterator[tuple[int, str]]:
@@ -191,23 +207,40 @@ def _fitting(heads: list[str], rows: list[dict[str, str]], width: int) -> tuple[
 
 
 @contextmanager
-def progress(name: str) -> Iterator[Callable[[Progress], None]]:
+def progress(name: str, clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[Progress], None]]:
     """A bar on standard error, where that is a terminal; yields the way to tell it of each run made."""
     if not sys.stderr.isatty():
         yield lambda made: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    # Not the bar's own time left: it takes what an earlier sitting made for work of the first moment.
+    left = TextColumn("{task.fields[left]}")
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), left)
+    began_s: float | None = None
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(name, total=None)
+        task = bar.add_task(name, total=None, left="")
 
         def made(progress: Progress) -> None:
-            bar.update(task, completed=progress.made, total=progress.total, description=f"{name}: {progress.at_work}")
+            nonlocal began_s
+            now_s = clock()
+            began_s = now_s if began_s is None else began_s  # what was there has been read by then
+            left = time_left(progress.seconds_left(now_s - began_s))
+            description = f"{name}: {progress.at_work}"
+            bar.update(task, completed=progress.made, total=progress.total, description=description, left=left)
 
         yield made
+
+
+def time_left(seconds: float | None) -> str:
+    """``1:02:03 left``; nothing where nobody knows."""
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02} left"
 
 
 @contextmanager

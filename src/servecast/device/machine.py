@@ -121,10 +121,11 @@ def require_room(model: ModelSpec, dtype: str, device: torch.device, place: str,
     tables = (1 if model.tied_embeddings else 2) * model.vocab_table_bytes()
     weights = tables + (model.weight_bytes() - tables) * computed / model.layers
     if weights > 0.9 * free:
+        fewer = "fewer --layers, " if place.startswith("--") else ""
         raise InputError(
             place,
             f"the weights of {model.name} ({computed} layers, {dtype}) take {weights / 1e9:.2f} GB, {device} has "
-            f"{free / 1e9:.2f} GB free: use fewer --layers, a smaller model, or a device with more memory",
+            f"{free / 1e9:.2f} GB free: use {fewer}a smaller model, or a device with more memory",
         )
     return int(free - weights)
 
