@@ -163,6 +163,120 @@ def test_an_unfinished_calibration_of_something_else_is_not_mixed_in(tmp_path):
         calibrate.calibrate(request(tmp_path, dtype="bf16"))
 
 
+def unfinished(folder):
+    """A calibration that was killed after 30 steps; its table and facts."""
+
+    def killed(progress):
+        if progress.made == 30:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate.calibrate(request(folder, rounds=1), killed)
+    return folder / "mine.steps.csv", folder / "mine.json"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (lambda text: "", "line 1: is not the heading"),
+        (lambda text: text.replace("seconds", "secs", 1), "line 1: is not the heading"),
+        (lambda text: changed(text, "seconds", "nan"), "line 3: seconds nan must be > 0 and finite"),
+        (lambda text: changed(text, "seconds", "-1"), "line 3: seconds -1 must be > 0"),
+        (lambda text: changed(text, "seconds", "1e999"), "line 3: seconds inf must be > 0 and finite"),
+        (lambda text: changed(text, "seconds", "abc"), "line 3: seconds 'abc' is no number"),
+        (lambda text: changed(text, "reference_decode_s", ""), "line 3: reference_decode_s '' is no number"),
+        (lambda text: changed(text, "reference_s", "0"), "line 3: reference_s 0 must be > 0"),
+        (lambda text: changed(text, "part", "whatever"), "line 3: part and shape are not those of"),
+        (lambda text: changed(text, "decode_rows", "77"), "line 3: part and shape are not those of"),
+        (lambda text: changed(text, "rows", "9x9+9"), "line 3: '9x9.9' is no step that would be measured"),
+        (lambda text: text + text.splitlines()[5] + "\n", "line 32: .* stands twice in round 0"),
+        (lambda text: text + "1,2,3\n", "line 32: there are not 19 values"),
+        (lambda text: text + "\ud800", "is not UTF-8"),
+    ],
+)
+def test_rows_that_no_calibration_wrote_are_one_line(killed_once, tmp_path, spoil, problem):
+    for path in killed_once.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    table = tmp_path / "mine.steps.csv"
+    table.write_bytes(spoil(table.read_text()).encode(errors="surrogatepass"))
+    spoilt = table.read_bytes()
+    with pytest.raises(InputError, match=problem) as raised:
+        calibrate.calibrate(request(tmp_path, rounds=1))
+    assert "mine.steps.csv" in raised.value.place
+    assert table.read_bytes() == spoilt
+
+
+@pytest.fixture(scope="module")
+def killed_once(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("killed")
+    unfinished(folder)
+    return folder
+
+
+def changed(text, column, value):
+    """The table with another value in its second row."""
+    lines = text.splitlines()
+    names = lines[0].split(",")
+    row = lines[2].split(",")
+    row[names.index(column)] = value
+    lines[2] = ",".join(row)
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"identity": null, "complete": false, "machine": {}}', "\xff"])
+def test_facts_that_no_calibration_wrote_are_one_line(killed_once, tmp_path, text):
+    for path in killed_once.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "mine.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(InputError, match=r"mine.json: is not what a calibration writes"):
+        calibrate.calibrate(request(tmp_path, rounds=1))
+
+
+@pytest.mark.parametrize(("key", "value"), [("processor", "Intel 486"), ("torch", "1.0"), ("threads", 8)])
+def test_rows_of_another_machine_are_not_mixed_in(killed_once, tmp_path, key, value):
+    for path in killed_once.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    facts = json.loads((tmp_path / "mine.json").read_text())
+    facts["machine"][key] = value
+    (tmp_path / "mine.json").write_text(json.dumps(facts))
+    with pytest.raises(InputError, match=rf"mine.json: an unfinished calibration with {key} {value} stands here"):
+        calibrate.calibrate(request(tmp_path, rounds=1))
+
+
+def test_a_full_disk_at_the_profile_loses_no_step(killed_once, tmp_path):
+    for path in killed_once.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "mine.yaml.partial").symlink_to("/dev/full")
+    with pytest.raises(InputError, match=r"mine.yaml: cannot be written \(No space left on device\): make room"):
+        calibrate.calibrate(request(tmp_path, rounds=1))
+    (tmp_path / "mine.yaml.partial").unlink()
+    measured = (tmp_path / "mine.steps.csv").read_bytes()
+    told = []
+    found = calibrate.calibrate(request(tmp_path, rounds=1), told.append)
+    assert not told  # nothing was left to measure
+    assert found.complete
+    assert (tmp_path / "mine.steps.csv").read_bytes() == measured
+
+
+def test_two_calibrations_do_not_write_one_file(tmp_path):
+    refused = []
+
+    def another(progress):
+        if progress.made == 3:
+            with pytest.raises(InputError, match=r"mine.steps.csv: another calibration is writing here") as raised:
+                calibrate.calibrate(request(tmp_path, rounds=1, fresh=True))
+            refused.append(raised)
+
+    assert calibrate.calibrate(request(tmp_path, rounds=1), another).complete
+    assert len(refused) == 1
+
+
+def test_a_cache_larger_than_memory_is_one_line(tmp_path):
+    with pytest.raises(InputError, match=r"--max-rows: 1000000 rows of 1000000 tokens take .* GB of KV cache"):
+        calibrate.calibrate(request(tmp_path, limits=grid.Limits(1_000_000, 1_000_000, 96)))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_too_small_budget_is_one_line_and_keeps_what_it_measured(tmp_path):
     with pytest.raises(InputError, match=r"--budget-s: 1 s measured \d+ of the grid's steps, a fit takes 24"):
         calibrate.calibrate(request(tmp_path, budget_s=1), lambda progress: time.sleep(0.1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,7 +84,11 @@ def calibrate(
     for note in told.notes:
         print(note)
     for plot in (figures.fitted(found), figures.roofline(found, spec)):
-        output.with_suffix(f".{plot.name}.png").write_bytes(plot.png())
+        path = output.with_suffix(f".{plot.name}.png")
+        try:
+            path.write_bytes(plot.png())
+        except OSError as error:
+            raise InputError(str(path), f"cannot be written ({error.strerror}), but {output} is") from None
     print(f"profile: {output}; in a scenario: 'profile: ./{output.name}', from the scenario's own folder")
 
 
@@ -145,8 +150,8 @@ def cliff(
     """
     if policy not in ("static", "padded"):
         raise InputError("--policy", f"{policy!r} has no cliff, it preempts or is unknown: use static or padded")
-    if memory_gb is not None and not memory_gb > 0:
-        raise InputError("--memory-gb", f"{memory_gb:g} must be > 0")
+    if memory_gb is not None and not 0 < memory_gb < math.inf:
+        raise InputError("--memory-gb", f"{memory_gb:g} must be > 0 and finite")
     module = _device_module("cliff")
     limit_bytes = module.usual_limit_bytes(device) if memory_gb is None else round(memory_gb * 1e9)
     from servecast import terminal

@@ -33,9 +33,9 @@ from servecast.cost import physics, whole_steps
 from servecast.cost.domain import Domain
 from servecast.cost.fit import Report, Table
 from servecast.cost.model import regime
-from servecast.cost.profile import Coefficient, LeftOut, Provenance, Tables, TabulatedProfile, rounded, save
+from servecast.cost.profile import Coefficient, LeftOut, Provenance, Tables, TabulatedProfile, rounded
 from servecast.device import footprint, grid, machine
-from servecast.device.calibration_files import Files
+from servecast.device.calibration_files import REFERENCES, Files
 from servecast.device.ceilings import ceilings
 from servecast.device.limit import out_of_memory
 from servecast.device.model import DTYPES, Transformer, refuse_unsupported, transformer
@@ -61,8 +61,6 @@ REFERENCE_EVERY = 20
 FEWEST = 24  # what a fit takes at least
 LAYERS_OFF = 0.10  # of a step at full depth, beyond which cut layers do not stand for all
 DRIFT = 0.10  # of a reference step, beyond which a run tells little
-REFERENCES = {"mixed": "reference_s", "decode": "reference_decode_s"}
-"""Columns of the reference steps' times."""
 _CEILINGS_SHARE = 0.1  # of the budget
 
 
@@ -124,25 +122,25 @@ def calibrate(request: Request, progress: Callable[[Progress], None] = lambda pr
     dtype = request.dtype or request.model.dtype
     _check(request, device, dtype)
     limits = _fitting_limits(request, device, dtype)
-    files = Files(request.output)
-    facts = files.begin(_identity(request, dtype, spec, limits), machine.described(device), fresh=request.fresh)
-    with torch.inference_mode():
-        model = _built(request, device, dtype, limits, deadline)
-        steps = Steps(model, limits, layers=request.model.layers, graphs=request.graphs, seed=request.seed)
-        if "ceilings" not in facts:
-            try:
-                facts["layers_scaled"] = _layers_scaled(request, device, dtype, steps, limits, deadline)
-            except InputError:
-                files.discard()  # nothing is measured yet, and another cut must find no unfinished one
-                raise
-            roofs = ceilings(device, DTYPES[dtype], begun + _CEILINGS_SHARE * request.budget_s)
-            facts["ceilings"] = roofs._asdict()
-            facts["memory"] = _memory(model, steps, limits, request.model)
-            files.note(facts)
-        complete = _measure(request, limits, steps, files, deadline, progress)
-        facts["padded_over_ragged"] = _padded_over_ragged(model, steps, limits, deadline) if complete else None
-    facts["conditions_after"] = machine.conditions(device)
-    return _finished(request, spec, dtype, files, facts, complete)
+    with Files(request.output) as files:
+        facts = files.begin(_identity(request, dtype, spec, limits), machine.described(device), fresh=request.fresh)
+        with torch.inference_mode():
+            model = _built(request, device, dtype, limits, deadline)
+            steps = Steps(model, limits, layers=request.model.layers, graphs=request.graphs, seed=request.seed)
+            if "ceilings" not in facts:
+                try:
+                    facts["layers_scaled"] = _layers_scaled(request, device, dtype, steps, limits, deadline)
+                except InputError:
+                    files.discard()  # nothing is measured yet, and another cut must find no unfinished one
+                    raise
+                roofs = ceilings(device, DTYPES[dtype], begun + _CEILINGS_SHARE * request.budget_s)
+                facts["ceilings"] = roofs._asdict()
+                facts["memory"] = _memory(model, steps, limits, request.model)
+                files.note(facts)
+            complete = _measure(request, limits, steps, files, deadline, progress)
+            facts["padded_over_ragged"] = _padded_over_ragged(model, steps, limits, deadline) if complete else None
+        facts["conditions_after"] = machine.conditions(device)
+        return _finished(request, spec, dtype, files, facts, complete)
 
 
 def _check(request: Request, device: torch.device, dtype: str) -> None:
@@ -164,7 +162,15 @@ def _fitting_limits(request: Request, device: torch.device, dtype: str) -> Limit
     layers = request.layers or model.layers
     room = machine.require_room(request.model, dtype, device, "--model", layers)
     if request.limits is not None:
-        return request.limits
+        asked = request.limits
+        wanted = asked.rows * asked.length * model.kv_bytes_per_token() * layers / model.layers
+        if wanted > 0.8 * room:
+            raise InputError(
+                "--max-rows",
+                f"{asked.rows} rows of {asked.length} tokens take {wanted / 1e9:.3g} GB of KV cache, "
+                f"{room / 1e9:.3g} GB are free beside the weights: give less --max-rows or --max-length",
+            )
+        return asked
     longest = min(model.max_position or 1 << 20, 8192 if device.type == "cuda" else 1024)
     rows, tokens = (256, 8192) if device.type == "cuda" else (32, 2048)
     per_token = model.kv_bytes_per_token() * layers / model.layers
@@ -262,7 +268,7 @@ def _measure(
 ) -> bool:
     """Measure every point in every round that is not in the files yet; whether there was time for all."""
     work = _work(request, limits)
-    done = files.done()
+    done = {(row["rows"], row["round"]) for row in files.rows([point for _, point in work])}
     left = [(number, point) for number, point in work if (point.label, number) not in done]
     references = grid.references(limits)
     references_s = {name: steps.time(point, deadline).seconds for name, point in references.items()}
@@ -366,7 +372,8 @@ def _finished(
 ) -> Calibration:
     import pandas as pd
 
-    raw = pd.read_csv(files.steps)
+    limits = grid.Limits(**facts["identity"]["limits"])
+    raw = pd.DataFrame(files.rows(grid.plan(limits, seed=request.seed)))
     steps = by_step(raw)
     seen = steps[steps["part"] == "grid"]
     if len(seen) < FEWEST or not {"decode", "prefill"} <= set(regime(shapes(seen))):
@@ -402,8 +409,8 @@ def _finished(
             )
         }
     )
+    files.save(profile)  # first: facts that say "complete" are of a profile that is there
     files.note(facts)
-    save(profile, files.profile)
     return Calibration(profile, steps, facts, complete)
 
 

@@ -1,28 +1,48 @@
-"""The three files of a calibration: profile, steps, facts. What is measured is on disk before the next step begins."""
+"""The three files of a calibration: profile, steps, facts. What is measured is on disk before the next step begins.
+
+One calibration writes them at a time, and goes on only with rows that are as a calibration writes them: of the steps
+that are planned, each once a round, with times that can be.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import errno
+import fcntl
 import json
-from typing import TYPE_CHECKING, Any
+import math
+from typing import IO, TYPE_CHECKING, Any
 
 from servecast.batch import StepShape
+from servecast.cost.profile import save
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+    from types import TracebackType
+
+    from servecast.cost.profile import TabulatedProfile
+    from servecast.device.grid import Point
+
+REFERENCES = {"mixed": "reference_s", "decode": "reference_decode_s"}
+"""Columns of the reference steps' times."""
 
 COLUMNS = (
     "seconds", "iterations", *StepShape._fields, "part", "rows", "round", "repeats", "dropped", "least_s", "most_s",
-    "spread", "reference_s", "reference_decode_s",
+    "spread", *REFERENCES.values(),
 )  # fmt: skip
 """Of `NAME.steps.csv`: a row for each step and round."""
 
+_WHOLE = ("iterations", *StepShape._fields, "round", "repeats", "dropped")
+_TIMES = ("seconds", "least_s", "most_s", *REFERENCES.values())
+_SAME_MACHINE = ("processor", "gpu", "torch", "threads")
+_ANEW = "choose another --output, or measure anew with --fresh"
+
 
 class Files:
-    """Profile, steps and facts of a calibration whose profile is ``output``."""
+    """Profile, steps and facts of a calibration whose profile is ``output``; ours alone until it is left."""
 
     def __init__(self, output: Path) -> None:
         if output.suffix not in {".yaml", ".yml"}:
@@ -32,52 +52,79 @@ class Files:
         self.profile = output
         self.steps = output.with_suffix(".steps.csv")
         self.facts = output.with_suffix(".json")
+        self._ours: IO[str] | None = None
+
+    def __enter__(self) -> Files:
+        self._new = not self.steps.exists()
+        with self._written(self.steps):
+            self._ours = self.steps.open("a", encoding="utf-8")
+        try:
+            fcntl.flock(self._ours, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._ours.close()
+            raise InputError(
+                str(self.steps), "another calibration is writing here: wait for it, or choose another --output"
+            ) from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._new and self.steps.is_file() and not self.facts.exists() and not self.steps.stat().st_size:
+            self.steps.unlink()  # made by us, and nothing came of it
+        assert self._ours is not None
+        self._ours.close()
 
     def begin(self, identity: dict[str, Any], described: dict[str, Any], *, fresh: bool = False) -> dict[str, Any]:
         """The facts to go on with: those of a run that ended early, or new ones beside an empty table.
 
-        Raises InputError where other measurements stand there; ``fresh`` removes them, and the profile they made.
+        Raises InputError where other measurements stand there; ``fresh`` writes over them, and over their profile.
         """
         new = {"identity": identity, "machine": described, "complete": False}
         if fresh:
-            for path in (self.profile, self.steps, self.facts):
-                path.unlink(missing_ok=True)
-        elif before := self._before():
-            for key, value in identity.items():
-                if before["identity"].get(key) != value:
-                    state = "a finished" if before["complete"] else "an unfinished"
-                    raise InputError(
-                        str(self.facts),
-                        f"{state} calibration with {key} {before['identity'].get(key)} stands here, asked is {value}: "
-                        "choose another --output, or measure anew with --fresh",
-                    )
-            if before["complete"]:
-                raise InputError(
-                    str(self.facts),
-                    "a finished calibration stands here: choose another --output, or measure anew with --fresh",
-                )
-            return before
+            self.profile.unlink(missing_ok=True)
+            self.facts.unlink(missing_ok=True)
+        elif self.facts.is_file():
+            return self._going_on(identity, described)
         elif self.profile.exists():
-            raise InputError(
-                str(self.profile),
-                f"stands here without {self.facts.name}: choose another --output, or write over it with --fresh",
-            )
+            raise InputError(str(self.profile), f"stands here without {self.facts.name}: {_ANEW}")
         with self._written(self.steps), self.steps.open("w", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerow(COLUMNS)
         self.note(new)
         return new
 
-    def _before(self) -> dict[str, Any] | None:
-        """The facts that stand there; None without any, or without the steps they are about."""
-        if not (self.facts.is_file() and self.steps.is_file()):
-            return None
+    def _going_on(self, identity: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
+        before = self._before()
+        state = "a finished" if before["complete"] else "an unfinished"
+        here = {key: described.get(key) for key in _SAME_MACHINE}
+        there = {key: before["machine"].get(key) for key in _SAME_MACHINE}
+        for asked, found in ((identity, before["identity"]), (here, there)):
+            for key, value in asked.items():
+                if found.get(key) != value:
+                    raise InputError(
+                        str(self.facts),
+                        f"{state} calibration with {key} {found.get(key)} stands here, asked is {value}: {_ANEW}",
+                    )
+        if before["complete"]:
+            raise InputError(str(self.facts), f"{state} calibration stands here: {_ANEW}")
+        return before
+
+    def _before(self) -> dict[str, Any]:
+        """The facts that stand there."""
         try:
-            facts: dict[str, Any] = json.loads(self.facts.read_text(encoding="utf-8"))
-            facts["identity"].get, facts["complete"]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise InputError(
-                str(self.facts), "is not what a calibration writes: remove it, or measure anew with --fresh"
-            ) from None
+            facts = json.loads(self.facts.read_text(encoding="utf-8"))
+        except ValueError:  # UnicodeDecodeError is one
+            facts = None
+        whole = (
+            isinstance(facts, dict)
+            and isinstance(facts.get("identity"), dict)
+            and isinstance(facts.get("machine"), dict)
+            and isinstance(facts.get("complete"), bool)
+            and ("ceilings" in facts) == ("memory" in facts)
+        )
+        if not whole:
+            raise InputError(str(self.facts), f"is not what a calibration writes: remove it, or {_ANEW}")
+        assert isinstance(facts, dict)
         return facts
 
     def note(self, facts: dict[str, Any]) -> None:
@@ -86,6 +133,11 @@ class Files:
         with self._written(self.facts):
             partial.write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
             partial.replace(self.facts)
+
+    def save(self, profile: TabulatedProfile) -> None:
+        """Write the profile, never half of it."""
+        with self._written(self.profile):
+            save(profile, self.profile)
 
     def write(self, row: dict[str, Any]) -> None:
         """Append one measured step; it is on disk when this returns."""
@@ -97,20 +149,68 @@ class Files:
         self.steps.unlink()
         self.facts.unlink()
 
-    def done(self) -> set[tuple[str, int]]:
-        """Label and round of the rows that are there. A last row cut short by a crash is taken off."""
-        text = self.steps.read_text(encoding="utf-8")
+    def rows(self, points: Sequence[Point]) -> list[dict[str, Any]]:
+        """The rows that are there, of steps of ``points``. A last row cut short by a crash is taken off.
+
+        Raises InputError with the line of a row that no calibration has written.
+        """
+        try:
+            text = self.steps.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise InputError(str(self.steps), f"is not UTF-8, so no calibration wrote it: {_ANEW}") from None
         if not text.endswith("\n"):
             text = text[: text.rfind("\n") + 1]
             with self._written(self.steps):
                 self.steps.write_text(text, encoding="utf-8")
-        return {(row["rows"], int(row["round"])) for row in csv.DictReader(text.splitlines())}
+        reader = csv.DictReader(text.splitlines())
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise InputError(f"{self.steps}, line 1", f"is not the heading that a calibration writes: {_ANEW}")
+        planned = {point.label: point for point in points}
+        found: list[dict[str, Any]] = []
+        seen: set[tuple[str, int]] = set()
+        for row in reader:
+            try:
+                made = _row(row, planned)
+            except ValueError as wrong:
+                raise InputError(f"{self.steps}, line {reader.line_num}", f"{wrong}: mend it, or {_ANEW}") from None
+            which = made["rows"], made["round"]
+            if which in seen:
+                raise InputError(
+                    f"{self.steps}, line {reader.line_num}",
+                    f"{which[0]!r} stands twice in round {which[1]}: remove one, or {_ANEW}",
+                )
+            seen.add(which)
+            found.append(made)
+        return found
 
     @contextlib.contextmanager
     def _written(self, path: Path) -> Iterator[None]:
         try:
             yield
         except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            remedy = "make room and call again" if full else "choose another --output"
             raise InputError(
-                str(path), f"cannot be written ({error.strerror}): make room and call again, what was measured is kept"
+                str(path), f"cannot be written ({error.strerror}): {remedy}, what was measured is kept"
             ) from None
+
+
+def _row(row: Mapping[str | None, Any], planned: Mapping[str, Point]) -> dict[str, Any]:
+    """A row with its numbers as numbers. Raises ValueError for one that is not of a planned step."""
+    if None in row or None in row.values():
+        raise ValueError(f"there are not {len(COLUMNS)} values")
+    made: dict[str, Any] = {str(name): value for name, value in row.items()}
+    for name in (*_WHOLE, *_TIMES, "spread"):
+        try:
+            made[name] = int(made[name]) if name in _WHOLE else float(made[name])
+        except ValueError:
+            raise ValueError(f"{name} {made[name]!r} is no number") from None
+    for name in _TIMES:
+        if not 0 < made[name] < math.inf:
+            raise ValueError(f"{name} {made[name]:g} must be > 0 and finite")
+    point = planned.get(made["rows"])
+    if point is None:
+        raise ValueError(f"{made['rows']!r} is no step that would be measured here")
+    if made["part"] != point.part or any(made[name] != value for name, value in point.shape._asdict().items()):
+        raise ValueError(f"part and shape are not those of {made['rows']!r}")
+    return made

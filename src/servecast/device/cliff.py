@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from servecast.device import footprint, grid
+from servecast.device import footprint, grid, machine
 from servecast.device.calibrate import activations
 from servecast.device.limit import data_bytes, give_back_freed_memory, out_of_memory, status_bytes
 from servecast.device.model import refuse_unsupported, transformer
 from servecast.device.serving import KVCache, Padded, Ragged
 from servecast.device.timing import open_device
 from servecast.errors import InputError
+from servecast.specs import catalogue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,6 +120,7 @@ def cliff(load: Load, progress: Callable[[Try], None] = lambda made: None) -> Cl
     refuse_unsupported(load.model)
     if load.prompt < 1 or load.output < 1:
         raise InputError("--prompt", f"prompt {load.prompt} and output {load.output} must be at least 1 token each")
+    _require_memory(load)
     forecast = forecast_of(load)
     predicted = forecast.most(load.limit_bytes, load.most_rows)
     tries: list[Try] = []
@@ -142,6 +144,17 @@ def cliff(load: Load, progress: Callable[[Try], None] = lambda made: None) -> Cl
         )
     peak = next(t.peak_bytes for t in tries if t.rows == found and t.fitted)
     return Cliff(predicted, forecast.bytes(predicted), found, forecast.bytes(found), peak, tuple(tries))
+
+
+def _require_memory(load: Load) -> None:
+    device = open_device(load.device)
+    there = machine.memory_bytes(device, catalogue.device("cpu"))
+    if load.limit_bytes > there:
+        raise InputError(
+            "--memory-gb",
+            f"{load.limit_bytes / 1e9:.3g} GB are more than the {there / 1e9:.3g} GB that {load.device} has free: give "
+            "less, this limit would never be met",
+        )
 
 
 def forecast_of(load: Load) -> Forecast:
@@ -195,8 +208,10 @@ def tried(load: Load, rows: int) -> Try:
     try:
         told: tuple[bool, int | None] | str = ours.recv()
     except EOFError:
-        told = (False, None)  # ended by a signal, or with no memory left to say so
+        told = (False, None)
     child.join()
+    if child.exitcode is not None and child.exitcode > 0:  # a signal's is negative: that is memory
+        told = "its process ended with the error above"
     if isinstance(told, str):
         raise InputError("cliff", f"a batch of {rows} rows failed for another reason than memory: {told}")
     return Try(rows, *told)

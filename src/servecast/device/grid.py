@@ -83,7 +83,8 @@ def plan(limits: Limits, held_out: int = 40, seed: int = 0) -> list[Point]:
     extremes = [point for point in grid if _extreme(point, grid)]
     rest = [point for point in grid if point not in extremes]
     seen = {point.rows for point in grid}
-    random = [point for point in _random(limits, held_out, draw, "held_out") if point.rows not in seen]
+    unseen = dict.fromkeys(_random(limits, held_out, draw, "held_out"))
+    random = [point for point in unseen if point.rows not in seen]
     following = [*rest, *random]
     return [*extremes, *(following[i] for i in draw.permutation(len(following)))]
 

@@ -48,8 +48,8 @@ def open_device(name: str) -> torch.device:
 
     Raises InputError where there is no such device.
     """
-    kind, _, number = name.partition(":")
-    if kind not in {"cpu", "cuda"} or (number and not number.isdecimal()):
+    kind, colon, number = name.partition(":")
+    if kind not in {"cpu", "cuda"} or (colon and not number.isdecimal()):
         raise InputError("--device", f"{name!r} is no device: use cpu, cuda or cuda:N")
     if kind == "cpu":
         if number:

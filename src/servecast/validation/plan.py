@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: The load that is a burst: every request at once.
 BURST = "burst"
 
-Share = Annotated[float, Field(gt=0, le=2)]
+Share = Annotated[float, Field(gt=0, le=2, strict=True)]
 Load = Share | Annotated[str, Field(pattern="^burst$")]
 
 
@@ -43,7 +43,7 @@ class Gate(_Section):
 
     loads: tuple[Load, ...]
     metrics: tuple[str, ...]
-    relative: Annotated[float, Field(gt=0, lt=1)]
+    relative: Annotated[float, Field(gt=0, lt=1, strict=True)]
 
     @field_validator("metrics")
     @classmethod
@@ -61,12 +61,12 @@ class Plan(_Section):
 
     scenario: dict[str, Any]
     loads: tuple[Share, ...] = (0.3, 0.6)
-    burst: bool = True
+    burst: Annotated[bool, Field(strict=True)] = True
     band: tuple[Share, Share] = (0.95, 1.05)
     band_loads: tuple[Load, ...] = ()
     gates: tuple[Gate, ...] = ()
-    drift: Annotated[float, Field(gt=0)] = 0.10
-    tries: Annotated[int, Field(ge=1)] = 3
+    drift: Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)] = 0.10
+    tries: Annotated[int, Field(ge=1, strict=True)] = 3
 
     @model_validator(mode="after")
     def _of_what_runs(self) -> Plan:
