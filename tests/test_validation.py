@@ -299,6 +299,8 @@ def edited(folder, **scenario):
         ({"profile": None, "device": "cpu"}, "scenario.profile: is missing"),
         ({"sweep": {"engine.block_size": [16, 32]}}, "sweep, seeds and horizon_s are not validated"),
         ({"model": "qwen3-14b"}, "was measured with two-layers"),
+        ({"replicas": 2}, "replicas, warmup_s and cooldown_s are not validated"),
+        ({"warmup_s": 0.5}, "replicas, warmup_s and cooldown_s are not validated"),
         (
             {"policies": [{"kind": "continuous", "enable_prefix_caching": True}]},
             "enable_prefix_caching: true is simulated",

@@ -128,4 +128,6 @@ def at_load(plan: Plan, folder: Path, rate_rps: float | None) -> Scenario:
         raise InputError("scenario.profile", "is missing: a validation compares a measured profile with its device")
     if checked.sweep or checked.seeds != 1 or checked.horizon_s is not None:
         raise InputError("scenario", "sweep, seeds and horizon_s are not validated: take them out")
+    if checked.replicas not in (None, 1) or checked.warmup_s is not None or checked.cooldown_s is not None:
+        raise InputError("scenario", "replicas, warmup_s and cooldown_s are not validated: take them out")
     return checked
