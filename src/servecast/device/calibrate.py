@@ -271,7 +271,7 @@ def _measure(
     done = {(row["rows"], row["round"]) for row in files.rows([point for _, point in work])}
     left = [(number, point) for number, point in work if (point.label, number) not in done]
     references = grid.references(limits)
-    references_s = {name: steps.time(point, deadline).seconds for name, point in references.items()}
+    references_s: dict[str, float] = {}
     begun, first = time.monotonic(), len(work) - len(left)
     for at, (number, point) in enumerate(left):
         if time.monotonic() > deadline:
@@ -385,7 +385,12 @@ def _finished(
     facts["noise"] = noise(raw)
     facts["references_s"] = {name: float(raw[column].median()) for name, column in REFERENCES.items()}
     facts["drift"] = max(float(raw[column].max() / raw[column].min() - 1) for column in REFERENCES.values())
-    _refuse_impossible(request, spec, dtype, seen)
+    try:
+        _refuse_impossible(request, spec, dtype, seen)
+    except InputError:
+        facts["identity"]["device"] = None  # the rows are good whatever the GPU is called: the next call may say
+        files.note(facts)
+        raise
     facts["complete"] = complete
     profile = fit_grid(request, spec, dtype, seen, facts, files.steps)
     steps["predicted_s"] = profile.cost().seconds(shapes(steps))

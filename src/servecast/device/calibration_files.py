@@ -96,6 +96,8 @@ class Files:
     def _going_on(self, identity: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
         before = self._before()
         state = "a finished" if before["complete"] else "an unfinished"
+        if before["identity"].get("device") is None:
+            before["identity"]["device"] = identity["device"]
         here = {key: described.get(key) for key in _SAME_MACHINE}
         there = {key: before["machine"].get(key) for key in _SAME_MACHINE}
         for asked, found in ((identity, before["identity"]), (here, there)):

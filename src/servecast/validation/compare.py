@@ -137,7 +137,7 @@ def per_request(simulated: Run, executed: Run) -> dict[str, dict[str, float]]:
 
 
 def within(low: float | None, high: float | None, executed: Sequence[float | None]) -> bool | None:
-    """Whether the mean of the executions lies in a band; None where one of them has no value."""
+    """Whether the mean of the executions that have a value lies in a band; None without any, or without a band."""
     known = [value for value in executed if value is not None]
     if low is None or high is None or not known:
         return None
