@@ -51,6 +51,13 @@ def only(a, b, metric=METRIC):
         ([1.0, 2.0, 3.0], [1.2, 1.9, 3.1], "unclear"),
         ([1.0], [1.1], "worse"),
         ([1.0], [1.0], "same"),
+        ([1.0], [1.0009], "same"),  # under 0.1 %
+        ([1.0], [0.9991], "same"),
+        ([1.0], [1.0011], "worse"),
+        ([1.0, 2.0, 3.0], [1.0000049, 2.0000098, 3.0000148], "same"),  # beyond chance, and of no use to anybody
+        ([1.0, 2.0, 3.0], [1.0004, 1.9996, 3.0004], "same"),  # the whole interval is within it
+        ([1.0, 2.0, 3.0], [1.2, 1.8, 3.001], "unclear"),  # the mean has hardly moved, and who knows
+        ([0.0], [0.001], "worse"),
         ([math.nan], [1.0], "only one has it"),
         ([math.nan], [math.nan], "same"),
     ],

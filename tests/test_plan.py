@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -103,7 +104,7 @@ def test_fewest(needed, guess, most):
 def made(tmp_path):
     """A scenario of one server that takes D seconds a request, whatever it holds; more keys replace its own."""
 
-    def make(residuals=None, covariance=None, **keys):
+    def make(residuals=None, covariance=None, domain=None, **keys):
         name = tmp_path / "flat.yaml"
         units = {
             key: {"value": D if key == "step_s" else 0.0, "unit": unit, "low": 0.0, "high": 1.0, "identified": True,
@@ -113,7 +114,7 @@ def made(tmp_path):
         profile = {
             "schema_version": 1, "name": "flat", "model": "qwen3-14b", "device": "h100-sxm", "coefficients": units,
             "sharpness": {**units["step_s"], "value": 5.0, "high": 9.0},
-            "residuals": residuals or {}, "covariance": covariance or [],
+            "residuals": residuals or {}, "covariance": covariance or [], "domain": domain or MEASURED,
             "provenance": {
                 "source": "made", "engine": "none", "date": "2026-01-01", "files": [], "sha256": "0", "rows": 1,
                 "seed": 0, "rows_each": 1,
@@ -128,7 +129,7 @@ def made(tmp_path):
             },
             "policies": [{"kind": "continuous", "max_num_seqs": 1, "max_num_batched_tokens": 64}],
             "goal": {"slo": {"queue_mean_s": 0.1}},
-            "search": {"draws": 0, "try_changes": False, "seeds": 2},
+            "search": {"draws": 0, "try_changes": False, "seeds": 2, "most_requests": 1},
         }  # fmt: skip
         for key, value in keys.items():
             at = data
@@ -141,6 +142,8 @@ def made(tmp_path):
     return make
 
 
+#: Every step was measured.
+MEASURED = {kind: {"decode_rows": [0, 1e9]} for kind in ("decode", "mixed", "prefill")}
 EVEN = {"kind": "constant", "rate_rps": 5.0}
 #: A goal that nothing misses but by its queue.
 ROOM = {"goal__slo": {"queue_mean_s": 1e9}}
@@ -237,6 +240,11 @@ def test_even_arrivals_never_wait_until_they_come_faster_than_they_leave(made):
     assert plan.best.usd_per_mtok["input"].value == pytest.approx(plan.best.usd_per_mtok["output"].value / 10)
     # At the target the same GPUs cost as much and serve 25.
     told = plan.data()["best"]
+    assert told["usd_at_target"]["output"]["value"] == told["usd_per_mtok_at_target"]["output"]
+    assert told["usd_at_utilisation"]["0.5"]["output"] == {
+        end: value if value is None else pytest.approx(value * 2)
+        for end, value in told["usd_per_mtok"]["output"].items()
+    }
     assert told["usd_per_mtok_at_target"]["output"] == pytest.approx(0.003 / 25 * 1e6)
     for share in ("0.3", "0.5", "0.7"):
         assert told["usd_per_mtok_at_utilisation"][share]["total"] == pytest.approx(
@@ -262,14 +270,15 @@ def test_an_attainment_is_at_least(made):
     plan = make_plan(made(goal__slo=slo, slo={"ttft_s": 0.3}, workload__requests=3000))
     assert 5 < plan.best.capacity.value < 1 / D
     assert plan.best.at_target["slo_attainment"].value >= 0.9
-    assert plan.best.at_target["goodput_rps"].value < 5.2
+    attained = plan.best.at_target["slo_attainment"].value
+    assert plan.best.at_target["goodput_rps"].value == pytest.approx(5 * attained)  # not over the makespan
     with pytest.raises(InputError, match="counts requests that meet slo"):
         make_plan(made(goal__slo=slo))
 
 
 def test_a_slower_server_and_a_stricter_goal_carry_less(made):
     loads = [
-        make_plan(made(goal__slo={"queue_mean_s": wait}, workload__requests=2000)).best.capacity.value
+        make_plan(made(goal__slo={"queue_mean_s": wait}, workload__requests=2000)).options[0].capacity.value
         for wait in (0.05, 0.1, 0.2)
     ]
     assert loads == sorted(loads)
@@ -462,7 +471,11 @@ def test_what_binds(made, name):
     """Each made so that one thing alone can bind; the best change is to that thing, if a change can be."""
     data = made(**BINDING[name]).model_dump(mode="json", exclude_unset=True)
     del data["profile"]
-    data |= {"device": "h100-sxm", "model": "llama-3.1-8b", "search": {"seeds": 1, "draws": 0, "try_changes": False}}
+    data |= {
+        "device": "h100-sxm",
+        "model": "llama-3.1-8b",
+        "search": {"seeds": 1, "draws": 0, "try_changes": False, "most_requests": 1},
+    }
     data["workload"]["requests"] = 400
     best = make_plan(check(data, Path())).best
     assert best.binds == name.split(" by ")[0]
@@ -511,9 +524,14 @@ def test_what_cannot_be_stays_in_the_table_with_its_reason(made, tmp_path):
     assert plan.changes[0].label in {"max_num_seqs=4", "max_num_seqs=1"}
     assert plan.changes[0].gain_per_gpu > 0.5
     assert [change.label for change in plan.changes if "batched" in change.label]
+    assert plan.baseline.gain_per_gpu == 0.0
+    first = plan.changes[0]
+    assert first.gain_per_gpu == pytest.approx(first.capacity / plan.baseline.capacity - 1)
+    assert [row[0] for row in list(plan_words.tables(plan))[-1].rows][:2] == ["as it is", first.label]
     assert "next best change: max_num_seqs=4" in plan_words.verdict(plan).lower()
     assert plan.best.binds == "batch limit"
     assert plan.break_even.utilisation == pytest.approx(plan.break_even.load / plan.best.capacity.value)
+    assert plan.break_even.utilisation_low < plan.break_even.utilisation < plan.break_even.utilisation_high
     json.dumps(plan.data(), allow_nan=False)
     same = make_plan(scenario, jobs=2)
     assert same == plan
@@ -580,7 +598,11 @@ def test_a_search_over_what_the_issue_names(made):
 def test_the_weights_of_fp8_take_half_the_memory_and_carry_more(made):
     data = made(**BINDING["bandwidth"]).model_dump(mode="json", exclude_unset=True)
     del data["profile"]
-    data |= {"device": "h100-sxm", "model": "llama-3.1-8b", "search": {"seeds": 1, "draws": 0, "try_changes": True}}
+    data |= {
+        "device": "h100-sxm",
+        "model": "llama-3.1-8b",
+        "search": {"seeds": 1, "draws": 0, "try_changes": True, "most_requests": 1},
+    }
     data["workload"]["requests"] = 200
     change = next(c for c in make_plan(check(data, Path())).changes if c.label == "quantization=fp8")
     assert change.gain_per_gpu > 0.2
@@ -619,7 +641,166 @@ def test_runs_that_are_hardly_longer_than_their_beginning_say_so(made):
     long = {"kind": "fixed", "tokens": 200}
     short = make_plan(made(**keys, workload__output_tokens=long, workload__requests=80, goal__slo={"e2e_p99_s": 60.0}))
     assert any(note.startswith("Short runs: up to") for note in short.notes)
-    assert not make_plan(made()).notes
+    [length] = make_plan(made()).notes
+    assert length == (
+        "Length of runs: 300 requests at the highest load; workload.requests is 300, and search.most_requests lets no "
+        "run be longer."
+    )
+
+
+def test_a_fleet_whose_own_highest_load_is_below_the_target_is_not_chosen(made):
+    """Each replica saturates at 1 / D: two serve 19.98 a second or less, so that 19.99 want three."""
+    near = {"workload__arrivals": {"kind": "poisson", "rate_rps": 5.0}, "goal__slo": {"queue_mean_s": 1e9}}
+    for target in (19.5, 19.99, 20.0):
+        plan = make_plan(made(**near, goal__rate_rps=target, workload__requests=600))
+        assert plan.best.capacity.value >= target
+        assert plan.headroom.value >= 0
+        assert plan.options[0].fleet_capacity == plan.best.capacity
+        assert plan.options[0].target_gpus == plan.best.gpus
+
+
+def test_a_size_that_may_not_hold_is_said_first_with_the_next_that_does(made):
+    keys = {"workload__arrivals": EVEN, "goal__slo": {"queue_p99_s": 1e-6}, "search__draws": 12}
+    plan = make_plan(made(residuals=SPREAD, goal__rate_rps=9.5, router="round_robin", **keys))
+    assert (plan.best.gpus, plan.holds.gpus, plan.may_not_hold) == (1, 2, True)
+    assert plan.holds.capacity.low >= 9.5
+    first = plan_words.verdict(plan).partition(". ")[0]
+    assert first.startswith("continuous: 1 GPU would just do for 9.5 requests/s, and may not hold; 2 GPUs hold")
+    assert plan.data()["holds"]["gpus"] == 2
+    sure = make_plan(made(residuals=SPREAD, goal__rate_rps=7.0, **keys))
+    assert (sure.holds, sure.may_not_hold) == (None, False)
+    assert plan_words.verdict(sure).startswith("continuous: 1 GPU for 7 requests/s.")
+    given = make_plan(made(residuals=SPREAD, goal__rate_rps=9.5, replicas=1, **keys))
+    assert (given.holds, given.may_not_hold) == (None, True)  # a number that is given has no next
+
+
+def test_no_rounding_hides_what_is_below_the_target():
+    assert plan_words.apart(Estimate(24.98), 25.0) == "24.98"
+    assert plan_words.apart(Estimate(24.9998, 20.0, 30.0), 25.0) == "24.9998 (20 to 30)"
+    assert plan_words.apart(Estimate(25.0, 20.0, 30.0), 25.0) == "25 (20 to 30)"
+
+
+def test_runs_are_lengthened_until_the_answer_is_that_of_long_ones(made, simulated):
+    """However few requests the scenario has: near saturation a short run ends before its queue has grown."""
+    exact = 2 * 0.3 / (D + 2 * 0.3) / D
+    keys = {"goal__slo": {"queue_mean_s": 0.3}, "search__most_requests": 16_000, "search__seeds": 3}
+    for requests in (40, 400):
+        plan = make_plan(made(**keys, workload__requests=requests))
+        option = plan.options[0]
+        assert option.requests >= 2000
+        assert abs(option.drift) <= 0.05
+        assert option.capacity.value == pytest.approx(exact, rel=0.05)
+        assert option.capacity.low < exact < option.capacity.high
+        [length] = plan.notes
+        assert f"(workload.requests: {requests})" in length
+        assert "in runs half as long" in length
+    short = make_plan(made(**{**keys, "search__most_requests": 1}, workload__requests=40)).options[0]
+    assert short.capacity.value > 1.05 * exact
+    # The bound is kept, and a search that ends there is doubted.
+    capped = make_plan(made(**{**keys, "search__most_requests": 90, "search__half_width": 1e-4}, workload__requests=40))
+    assert capped.options[0].requests == 90
+    assert any("raise search.most_requests" in doubt for doubt in capped.doubts)
+
+
+def test_what_lengthening_moved_widens_the_interval():
+    plain, moved = estimate([9.0, 10.0, 11.0]), estimate([9.0, 10.0, 11.0], drift=0.2)
+    assert moved.low < plain.low
+    assert moved.high == plain.high
+    assert estimate([9.0, 10.0, 11.0], drift=-0.2).high > plain.high
+
+
+def test_a_recording_keeps_its_length_and_says_so(made, tmp_path):
+    trace = tmp_path / "t.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{2 * at},10,1\n" for at in range(200)))
+    goal = {"goal__slo": {"queue_p99_s": 1e-6}, "workload": {"trace": {"path": str(trace)}}}
+    plan = make_plan(made(**goal, search__most_requests=50_000))
+    assert plan.options[0].requests is None
+    assert "200 requests at the highest load, as many as are recorded" in plan.notes[0]
+
+
+def test_what_is_extrapolated_is_said_and_more_than_a_tenth_is_a_doubt(made, tmp_path):
+    """Prompts of 10 tokens where 4 were measured: every step of prompts lies outside."""
+    beyond = {**MEASURED, "prefill": {"prefill_tokens": [1, 4]}}
+    plan = make_plan(made(domain=beyond))
+    assert plan.best.extrapolated == pytest.approx(1.0)
+    assert not plan.supported
+    assert any("100% of the busy time is priced beyond" in doubt for doubt in plan.doubts)
+    [said] = [note for note in plan.notes if note.startswith("Extrapolated: continuous, up to 100 % of its busy time")]
+    assert "more prompts in a step (2.2 times)" in said
+    assert said in plan.data()["notes"]
+    assert said.split(":")[1].strip()[:20] in write(plan, tmp_path / "out").read_text()
+    assert make_plan(made()).best.extrapolated == 0.0
+    assert make_plan(made()).supported
+
+
+def test_the_api_is_compared_with_the_cheapest_gpus_not_the_fewest(made, tmp_path):
+    """At 15 a second a cheap device takes more GPUs than a dear one; the note, the break-even and the words agree."""
+    scenario = made(cost={"usd_per_gpu_hour": 1.0}, goal__api={"usd_per_mtok_input": 1.0, "usd_per_mtok_output": 1.0})
+    plan = make_plan(scenario)
+    dear = plan.options[0]
+    cheap = replace(dear, label="cheap", target_gpus=2, target_replicas=2, usd_per_hour=0.1, usd_at_target={})
+    assert plan.break_even_of == plan.cheapest == dear.label
+    from servecast.planning import planner
+
+    options = [dear, cheap]
+    assert planner._cheapest(options) == 1
+    [note] = planner._notes(options)
+    assert note.startswith("Cheaper with more GPUs: cheap, 2 GPUs, $0.20")
+    found = planner._against_api(cheap, scenario.goal)
+    assert found.load == pytest.approx(0.2 / (11 / 1e6) / 3600)
+    told = replace(plan, options=(dear, cheap), break_even=found, break_even_of="cheap", cheapest="cheap")
+    assert "The cheapest GPUs for the target, cheap, 2 GPUs, are" in plan_words.verdict(told)
+
+
+def test_every_option_has_intervals_of_the_same_parts(made):
+    plan = make_plan(made(residuals=SPREAD, search__over={"policies[0].max_num_seqs": [1, 2]}, search__draws=6))
+    assert {option.interval for option in plan.options} == {"seeds and profile"}
+    bare = make_plan(made(residuals=SPREAD, search__over={"policies[0].max_num_seqs": [1, 2]}))
+    assert {option.interval for option in bare.options} == {"seeds"}
+    for wide, narrow in zip(plan.options, bare.options, strict=True):
+        assert wide.capacity.high - wide.capacity.low > 1.5 * (narrow.capacity.high - narrow.capacity.low)
+
+
+def test_the_table_names_one_replica_and_the_fleet_apart(made):
+    scenario = made(goal__rate_rps=12.0, cost={"usd_per_gpu_hour": 2.0}, goal__slo={"queue_mean_s": 0.1})
+    plan = make_plan(scenario)
+    option = plan.options[0]
+    assert (option.replica_gpus, option.target_gpus) == (1, 2)
+    # Two that share what arrives serve more than twice one.
+    assert option.fleet_capacity.value > 2 * option.capacity.value
+    assert option.usd_at_target["output"].value == pytest.approx(4.0 / 3600 / 12 * 1e6)
+    table = next(plan_words.tables(plan))
+    assert dict(zip(table.columns, table.rows[0], strict=True))["$/hour"] == "4.00"
+    told = plan.data()["options"][0]
+    assert (told["replica_gpus"], told["usd_for_target"]) == (1, 4.0)
+    assert "drawn" not in told
+
+
+def test_a_long_reason_is_short_in_the_table_and_full_below(made):
+    plan = make_plan(made(search__over={"engine.gpu_memory_utilization": [0.1, 0.9]}))
+    row = next(plan_words.tables(plan)).rows[0]
+    assert len(row[-1]) <= 48
+    assert any(plan.options[0].refused in line for line in plan_words.reasons(plan))
+
+
+@pytest.mark.parametrize(
+    ("over", "problem"),
+    [
+        ({"profile": ["PROFILE", "h1000-qwen3"]}, r"scenario.search.over.profile: 'h1000-qwen3' is not shipped"),
+        ({"model": ["qwen3-14b", "qwen3-15b"]}, r"scenario.search.over.model: 'qwen3-15b' is no model"),
+        (
+            {"policies[0].kind": ["continuous", "contnuous"]},
+            r"scenario.search.over.*is unknown: did you mean continuous",
+        ),
+        ({"engine.block_size": [16, "x"]}, r"scenario.search.over.*'x' is text"),
+        ({"engine.nonsense": [1, 2], "engine.block_size": [16, -1]}, r"scenario.search.over.*unknown key"),
+    ],
+)
+def test_a_name_that_is_misspelt_is_a_slip_and_no_option(made, over, problem):
+    over = {key: [made().profile if value == "PROFILE" else value for value in values] for key, values in over.items()}
+    with pytest.raises(InputError) as told:
+        make_plan(made(search__over=over))
+    assert re.search(problem, str(told.value))
 
 
 def test_more_gpus_may_be_cheaper(made):
@@ -877,6 +1058,22 @@ def test_killed_it_loses_nothing_that_was_simulated(long, simulated, tmp_path, j
     assert made_here <= len(simulated.made) - 6
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_interrupted_it_says_so_in_a_line(long, tmp_path, jobs):
+    _, file = long
+    folder = tmp_path / ".flat-plan.points"
+    with planning(file, tmp_path, jobs) as process:
+        until = time.monotonic() + 120
+        while lines_in(folder) < 3:
+            assert time.monotonic() < until
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+    assert process.returncode == 130
+    assert said.split("\n") == ["", "flat: interrupted; the same command goes on from what was simulated", ""]
+
+
 def test_a_full_disk_is_one_line_and_keeps_what_was_simulated(long, tmp_path):
     scenario, file = long
     with planning(file, tmp_path, limit=20_000) as process:
@@ -961,7 +1158,7 @@ def test_the_command_in_json_and_without_an_answer(command):
 def test_a_datasheet_supports_nothing(made):
     scenario = made()
     data = {**scenario.model_dump(mode="json", exclude_unset=True), "profile": None, "device": "h100-sxm"}
-    data["search"] = {"seeds": 2, "draws": 5, "try_changes": True}
+    data["search"] = {"seeds": 2, "draws": 5, "try_changes": True, "most_requests": 1}
     data["goal"] = {"slo": {"tpot_p95_s": 0.05, "ttft_p99_s": 1.0}}
     data["workload"] = {**data["workload"], "output_tokens": {"kind": "fixed", "tokens": 20}, "requests": 60}
     plan = make_plan(check(data, Path()))
@@ -977,10 +1174,64 @@ def test_a_shipped_profile_end_to_end():
         {
             "workload.requests": 120, "policies": [{"kind": "continuous", "max_num_seqs": 128}], "sweep": {},
             "goal": {"slo": {"ttft_p99_s": 1.0, "tpot_p95_s": 0.05}, "rate_rps": 12.0},
-            "search": {"seeds": 2, "draws": 4},
+            "search": {"seeds": 2, "draws": 4, "most_requests": 500},
         },
     )  # fmt: skip
     plan = make_plan(scenario)
     assert plan.best.target_gpus == 2
     assert plan.best.capacity.low < plan.best.capacity.value < plan.best.capacity.high
     assert plan.best.at_target["ttft_p99_s"].high > plan.best.at_target["ttft_p99_s"].value
+
+
+def test_a_target_far_beyond_one_gpu_is_answered(made):
+    """3,000 requests a second where one GPU serves some 6: the search begins within what one can serve."""
+    scenario = made(
+        goal__rate_rps=600.0, goal__slo={"queue_mean_s": 0.01}, search__most_gpus=4096, search__seeds=1,
+        workload__requests=50,
+    )  # fmt: skip
+    [option] = make_plan(scenario).options
+    assert option.capacity is not None
+    assert 0 < option.capacity.value < 10
+
+
+def test_gpus_that_share_a_router_need_fewer_than_each_for_itself(made):
+    """One GPU carries 6.67 requests a second within the wait, so nine would be needed of those that do not share."""
+    keys = {"goal__rate_rps": 60.0, "workload__requests": 3000, "search__seeds": 1}
+    plan = make_plan(made(**keys, search__most_gpus=8))
+    [alone] = plan.options
+    assert alone.capacity.value * 8 < 60
+    assert plan.best is not None
+    assert plan.best.target_gpus <= 8
+
+
+def test_a_horizon_is_refused_because_it_hides_late_answers(made):
+    with pytest.raises(InputError, match=r"scenario.horizon_s: 5 cuts off the answers that are late"):
+        make_plan(made(horizon_s=5.0))
+
+
+def test_users_of_a_full_server_cost_what_they_send(made):
+    """One server of D seconds a request sends 1 / D whether 60 users wait or 255: the price at the target is of that."""
+    from servecast.planning import planner
+
+    arrivals = {"kind": "closed", "users": 60, "think_s": 1.0}
+    scenario = made(
+        goal__slo={"ttft_p99_s": 12.0}, cost={"usd_per_gpu_hour": 2.5},
+        goal__api={"usd_per_mtok_input": 10.0, "usd_per_mtok_output": 10.0}, workload__arrivals=arrivals,
+        workload__requests=3000, search__seeds=1, replicas=1,
+    )  # fmt: skip
+    plan = make_plan(scenario)
+    option = plan.best
+    per_request = 11 / 1e6  # ten tokens in, one out
+    assert option.usd_at_target["total"].value == pytest.approx(2.5 / 3600 * D / per_request, rel=0.02)
+    found = planner._against_api(option, scenario.goal)
+    at_the_api = 10.0 * per_request / D * 3600  # dollars an hour for what is really sent
+    assert found.api_usd_per_hour == pytest.approx(at_the_api, rel=0.02)
+    assert found.load / option.target == pytest.approx(2.5 / at_the_api, rel=0.02)
+
+
+def test_rows_that_a_trace_leaves_out_are_told(made, tmp_path):
+    lines = "".join(f"{at / 5},10,1\n" for at in range(300))
+    (tmp_path / "x.csv").write_text(f"arrival_s,prompt_tokens,output_tokens\n0.0,oops,1\n{lines}")
+    workload = {"trace": {"path": str(tmp_path / "x.csv"), "on_bad_row": "skip"}}
+    plan = make_plan(made(workload=workload, search__seeds=1))
+    assert any("left out" in note and "1" in note for note in plan.notes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from servecast.planning.answer import Plan
 
 EXIT_NONE = 1
+EXIT_INTERRUPTED = 130
 
 
 def register(app: typer.Typer) -> None:
@@ -49,7 +49,8 @@ def plan(
     """
     from servecast import terminal
     from servecast.planning import plan_store
-    from servecast.planning.plan_files import write
+    from servecast.planning.plan_basis import basis_of
+    from servecast.planning.plan_files import text, write
     from servecast.planning.planner import make_plan
     from servecast.scenario import load
 
@@ -63,14 +64,17 @@ def plan(
             with terminal.progress(loaded.name) as progress:
                 made = make_plan(loaded, jobs, progress, folder.resolve())
         except KeyboardInterrupt:
-            told = f"{loaded.name}: interrupted; the same command goes on from what was simulated"
-            raise KeyboardInterrupt(told) from None
-        page = write(made, results)
+            # Said here: typer ends the command at a KeyboardInterrupt without a word.
+            told = f"\n{loaded.name}: interrupted; the same command goes on from what was simulated"
+            print(told, file=sys.stderr)
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        basis = basis_of(loaded, made)
+        page = write(made, results, basis)
     if made.resumed:
         told = f"resumed: {made.resumed} simulated loads were made before (--fresh makes all anew)"
         print(told, file=sys.stderr if as_json else sys.stdout)
     if as_json:
-        print(json.dumps(made.data(), indent=1, allow_nan=False))
+        print(text(made, basis))
     else:
         _print(made)
         terminal.say(f"plan: {page}")
@@ -82,7 +86,11 @@ def _print(made: Plan) -> None:
     from servecast import terminal
     from servecast.planning import plan_words
 
-    terminal.print_tables(plan_words.tables(made))
+    first, *others = plan_words.tables(made)
+    terminal.print_tables([first])
+    for said in plan_words.reasons(made):
+        terminal.say(said, 2)
+    terminal.print_tables(others)
     for note in made.notes:
         terminal.say(note)
     terminal.say(plan_words.verdict(made))

@@ -250,8 +250,11 @@ def save(profile: ProfileFile, path: str | Path) -> None:
     """Write the profile; never half a file."""
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(dump(profile), encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(dump(profile), encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def load(name_or_path: str | Path) -> Profile | TabulatedProfile:

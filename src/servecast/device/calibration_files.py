@@ -133,8 +133,11 @@ class Files:
         """Write the facts, never half of them."""
         partial = self.facts.with_name(self.facts.name + ".partial")
         with self._written(self.facts):
-            partial.write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-            partial.replace(self.facts)
+            try:
+                partial.write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+                partial.replace(self.facts)
+            finally:
+                partial.unlink(missing_ok=True)
 
     def save(self, profile: TabulatedProfile) -> None:
         """Write the profile, never half of it."""

@@ -12,12 +12,16 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from servecast.scenario.goals import at_least
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from servecast.planning.uncertainty import Estimate
 
 UTILISATIONS = (1.0, 0.7, 0.5, 0.3)
+#: Letters of a reason that a table has room for.
+_SHORT = 48
 KINDS = ("input", "output", "total")
 
 
@@ -36,10 +40,24 @@ class BreakEven(NamedTuple):
     """Against an API: the load from which on the GPUs cost less, and what share of their highest load that is.
 
     load : above ``utilisation`` 1 the API is cheaper at any load
+    utilisation_low, utilisation_high : 90 % interval, from that of the highest load
+    api_usd_per_hour : what the API asks for the target
     """
 
     load: float
     utilisation: float
+    utilisation_low: float | None = None
+    utilisation_high: float | None = None
+    api_usd_per_hour: float | None = None
+
+
+class Fleet(NamedTuple):
+    """A system that serves the target, and its highest load."""
+
+    replicas: int
+    gpus: int
+    capacity: Estimate
+    usd_per_hour: float | None
 
 
 @dataclass(frozen=True)
@@ -54,6 +72,14 @@ class Option:
     target_replicas, target_gpus : fewest that serve the target; None if none up to the limit do
     at_target : each statistic of the goal, and goodput_rps, at the target
     usd_per_mtok : kind of token: dollars per million at the highest load
+    requests : of a simulated load, for each replica; None of a recording, which has its own
+    drift : by which share runs half as long gave a higher load; None if that was not tried
+    fleet_capacity : highest load of the ``target_replicas`` together, which share what arrives
+    usd_at_target : kind of token: dollars per million at the target, of the GPUs that serve it, over seeds
+    extrapolated : share of the busy time priced outside what was measured, at the target or the highest load
+    beyond : how far outside, in a sentence
+    interval : what the 90 % intervals of loads hold: seeds, the profile's errors, both
+    drawn : highest loads with the profile and with draws of its errors
     """
 
     label: str
@@ -78,6 +104,24 @@ class Option:
     binds: str = ""
     binds_share: float = 0.0
     tests: int = 0
+    requests: int | None = None
+    drift: float | None = None
+    fleet_capacity: Estimate | None = None
+    usd_at_target: Mapping[str, Estimate] = field(default_factory=dict)
+    extrapolated: float | None = None
+    beyond: str = ""
+    interval: str = ""
+    drawn: tuple[tuple[float, float], ...] = field(default=(), repr=False)
+
+    @property
+    def replica_gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tensor_parallel
+
+    @property
+    def why_not(self) -> str:
+        """Why it cannot serve the target, as short as a table needs it."""
+        return self.refused if len(self.refused) <= _SHORT else self.refused[: _SHORT - 3].rstrip(" ,;:") + "..."
 
     @property
     def gpus(self) -> int:
@@ -91,11 +135,8 @@ class Option:
 
     @property
     def usd_per_mtok_at_target(self) -> dict[str, float]:
-        """Kind of token: dollars per million at the target load, of the GPUs whose capacity stands here."""
-        if self.capacity is None:
-            return {}
-        share = self.target / self.capacity.value
-        return {kind: estimate.value / share for kind, estimate in self.usd_per_mtok.items()}
+        """Kind of token: dollars per million at the target load, of the GPUs that serve it."""
+        return {kind: estimate.value for kind, estimate in self.usd_at_target.items()}
 
     @property
     def usd_for_target(self) -> float | None:
@@ -124,6 +165,10 @@ class Plan:
         serves it: its ``replicas`` are those of the target, its intervals have the profile's errors in them; None if
         no option serves the target
     supported : the interval supports the plan: at its bad end every target of the goal is still met
+    holds : where it does not, the next size whose interval does; None if none was found
+    cheapest : label of the option that costs least for the target; empty without prices
+    break_even_of : label of the option that is compared with the API
+    baseline : the best option as it is, from the same short runs as the changes
     resumed : simulated loads that were there from an earlier sitting; no part of what is compared or written
     """
 
@@ -137,19 +182,66 @@ class Plan:
     break_even: BreakEven | None = None
     changes: tuple[Change, ...] = ()
     notes: tuple[str, ...] = ()
+    holds: Fleet | None = None
+    cheapest: str = ""
+    break_even_of: str = ""
+    baseline: Change | None = None
     resumed: int = field(default=0, compare=False)
+
+    @property
+    def may_not_hold(self) -> bool:
+        """Whether the best option reaches the target, but the bad end of an interval does not."""
+        best = self.best
+        if best is None or best.capacity is None:
+            return False
+        return falls_short(best.capacity, best.target) or bool(list(missed(best.at_target, self.goal)))
 
     def data(self) -> dict[str, Any]:
         """Plain data for ``--json``: what has no value is null, and so is an end of an interval without a bound."""
         data: dict[str, Any] = _plain(asdict(self))
         del data["resumed"]
+        data["may_not_hold"] = self.may_not_hold
+        for option, told in zip(self.options, data["options"], strict=True):
+            _finish(option, told)
+        if self.best is not None:
+            _finish(self.best, data["best"])
         if self.best is not None and self.best.usd_per_mtok:
             data["best"]["usd_per_mtok_at_target"] = self.best.usd_per_mtok_at_target
             data["best"]["usd_per_mtok_at_utilisation"] = {
                 f"{share:g}": {kind: value / share for kind, value in _values(self.best).items()}
                 for share in UTILISATIONS
             }
+            data["best"]["usd_at_utilisation"] = {
+                f"{share:g}": {kind: _plain(estimate.over(share)) for kind, estimate in self.best.usd_per_mtok.items()}
+                for share in UTILISATIONS
+            }
         return data
+
+
+def _finish(option: Option, told: dict[str, Any]) -> None:
+    """What an option's plain data have beside its fields."""
+    del told["drawn"]
+    told |= {
+        "replica_gpus": option.replica_gpus,
+        "usd_for_target": option.usd_for_target,
+        "why_not": option.why_not,
+    }
+
+
+def falls_short(capacity: Estimate, target: float) -> bool:
+    """Whether the low end of a highest load is below the target."""
+    return capacity.low is not None and capacity.low < target
+
+
+def missed(at_target: Mapping[str, Estimate], goal: Mapping[str, float]) -> Iterator[tuple[str, float, float]]:
+    """Each statistic whose bad end misses its target: its name, that end, and the target."""
+    for name, target in goal.items():
+        told = at_target.get(name)
+        if told is None or told.low is None or told.high is None:
+            continue
+        bad = told.low if at_least(name) else told.high
+        if bad < target if at_least(name) else bad > target:
+            yield name, bad, target
 
 
 def _values(option: Option) -> dict[str, float]:

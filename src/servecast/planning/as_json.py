@@ -13,6 +13,7 @@ from servecast import __version__
 from servecast.report import verdict
 from servecast.report.exports.strict import dumps
 from servecast.report.results import stated
+from servecast.report.trust import MEASURED, step_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,10 +33,13 @@ def text(scenarios: Sequence[dict[str, Any]]) -> str:
 def scenario(results: Results, folder: Path, exports: Path | None = None) -> dict[str, Any]:
     """The part of one scenario, as plain values.
 
+    step_error : what is known of the error of the step times, as the terminal and the page say it
     summary, tenants : the rows of ``summary.csv`` and ``tenants.csv``
     failures : runs that could not be; ``missing``: how many were not made because the user interrupted
     """
     calibrated = bool(results.scenario["derived"]["calibrated"])
+    executed = results.scenario["derived"].get("executed_on")
+    error = MEASURED if executed else step_error(results.profile, calibrated=calibrated)
     return {
         "name": results.scenario["name"],
         "folder": folder,
@@ -43,6 +47,7 @@ def scenario(results: Results, folder: Path, exports: Path | None = None) -> dic
         "exports": exports,
         "calibrated": calibrated,
         "verdict": verdict(results.summary, stated(results.scenario), calibrated=calibrated),
+        "step_error": error,
         "notes": results.notes,
         "summary": [{**_keys(outcome), **outcome.row} for outcome in results.outcomes],
         "tenants": [{**_keys(outcome), **row} for outcome in results.outcomes for row in outcome.tenants],

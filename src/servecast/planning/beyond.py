@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from servecast.cost.model import CostModel
     from servecast.engine import Run
+    from servecast.metrics.waste import StepCost
     from servecast.planning.results import Outcome
 
 #: What a field of `StepShape` above its bound means to somebody who does not know the field.
@@ -66,7 +67,7 @@ class Beyond(NamedTuple):
         return bool(self.kinds)
 
 
-def farthest(run: Run, cost: CostModel) -> Beyond | None:
+def farthest(run: Run, cost: CostModel | StepCost) -> Beyond | None:
     """How far a run went outside the calibrated domain; None inside it, and for a datasheet."""
     if not isinstance(cost, (FittedCost, TabulatedCost)):
         return None
@@ -96,8 +97,12 @@ def sentences(outcomes: Sequence[Outcome]) -> Iterator[str]:
         told = [outcome.beyond for outcome in runs if outcome.beyond is not None]
         if not told:
             continue
-        most = max(outcome.row["extrapolated_fraction"] or 0.0 for outcome in runs)
-        yield f"Extrapolated: {policy}, up to {share(most)} of its busy time: {_what(told)}."
+        yield sentence(policy, max(outcome.row["extrapolated_fraction"] or 0.0 for outcome in runs), told)
+
+
+def sentence(name: str, most: float, told: Sequence[Beyond]) -> str:
+    """How far some runs went beyond the measurements, and for which share of their busy time at most."""
+    return f"Extrapolated: {name}, up to {share(most)} of its busy time: {_what(told)}."
 
 
 def _what(told: Sequence[Beyond]) -> str:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servecast.errors import InputError
-from servecast.planning.answer import Change, Option, dollars
+from servecast.planning.answer import Change, Fleet, Option, dollars, falls_short, missed
+from servecast.planning.beyond import sentence
+from servecast.planning.capacity import fewest
 from servecast.planning.sample import binding
-from servecast.planning.searching import capacities, capacity_drawn, seeds_of, statistics
+from servecast.planning.searching import briefly, capacities, seeds_of, serves, statistics, together
 from servecast.planning.uncertainty import Estimate, draws, estimate
 from servecast.scenario import check
-from servecast.scenario.goals import at_least
 from servecast.scenario.loading import changed as with_changes
 
 if TYPE_CHECKING:
@@ -21,43 +22,57 @@ if TYPE_CHECKING:
 
     from servecast.planning.searching import Found
     from servecast.planning.system import Configuration
+    from servecast.planning.uncertainty import Draw
     from servecast.scenario.goals import Goal, Search
 
 #: A load so many times the highest is served, if no failing one is known, to see what binds.
 _BEYOND = 1.2
 #: A run in which more than this share of its requests is in service at once is hardly longer than its own beginning.
 _MOST_AT_ONCE = 0.2
+#: More of the busy time priced outside what was measured is a doubt.
+EXTRAPOLATED_MOST = 0.1
 
 
 class Closer(NamedTuple):
     """The best option as the system that serves the target.
 
+    holds : the next size that the interval supports, where it does not support this one
+    baseline : what the changes are compared with
     looked_at : digests of the configurations that were tried as changes
     """
 
     option: Option
     doubts: tuple[str, ...]
+    holds: Fleet | None
+    baseline: Change | None
     changes: tuple[Change, ...]
     notes: tuple[str, ...]
     looked_at: tuple[str, ...]
+
+
+def enough(configuration: Configuration, option: Option, goal: Goal, search: Search) -> Option:
+    """The option with as many replicas as serve the target with more seeds too; refused where there may be no more."""
+    replicas, target = option.target_replicas, option.target
+    assert replicas is not None
+    while True:
+        found, seeds = _narrowed(configuration, goal, search, replicas, target)
+        if serves(configuration, goal, search, replicas, seeds, target):
+            return replace(option, target_replicas=replicas, target_gpus=configuration.gpus(replicas))
+        if configuration.scenario.replicas is not None or configuration.gpus(replicas + 1) > search.most_gpus:
+            told = f"{found.reason or 'unstable'} above {found.mean:.4g} {option.unit} with {len(seeds)} seeds"
+            return replace(
+                option, target_replicas=None, target_gpus=None, refused=told, fleet_capacity=None, usd_at_target={}
+            )
+        replicas += 1
 
 
 def closer(configuration: Configuration, option: Option, goal: Goal, search: Search) -> Closer:
     """With more seeds where its interval is wide, with the profile's errors, what binds it, and what would help."""
     replicas, target = option.target_replicas, option.target
     assert replicas is not None and option.capacity is not None
-    # The same search again is already made; a larger system is looked for near so many times one replica.
-    same = replicas == configuration.replicas
-    guess = target if same else option.capacity.value * replicas / configuration.replicas
-    found, seeds = _narrowed(configuration, goal, search, replicas, guess)
-    busy = configuration.sample(target, seeds[0], replicas).busy
-    drawn = tuple(draws(configuration.served.profile, configuration.served.cost, search.draws, busy))
-    pairs = []
-    for at, draw in enumerate(drawn):
-        place = at % len(seeds)
-        here = found.by_seed[place]
-        pairs.append((here, capacity_drawn(configuration, goal, search, replicas, seeds[place], here, draw)))
-    capacity = found.capacity(pairs)
+    found, seeds = _narrowed(configuration, goal, search, replicas, target)
+    capacity = found._replace(drift=option.drift).capacity(option.drawn)
+    drawn = drawn_of(configuration, search, target, seeds[0], replicas)
     # Where nothing but saturation ends it, what binds shows plainly beyond; there are no more users than requests.
     load = configuration.load
     assert load is not None
@@ -68,6 +83,7 @@ def closer(configuration: Configuration, option: Option, goal: Goal, search: Sea
         option,
         replicas=replicas,
         capacity=capacity,
+        fleet_capacity=capacity,
         saturation=saturation(configuration, seeds, replicas),
         unstable_above=capacity.value if found.unstable else None,
         usd_per_hour=usd_per_hour(configuration, goal, replicas),
@@ -77,23 +93,69 @@ def closer(configuration: Configuration, option: Option, goal: Goal, search: Sea
         tests=option.tests + found.tests,
     )
     best = with_money(best, configuration, found, seeds[0])
-    changes, looked_at = (
-        _changes(configuration, goal, search, best, found.by_seed[0]) if search.try_changes else ((), ())
+    best = at_the_target(best, configuration, goal, seeds, replicas)
+    best = with_extrapolation(best, configuration, ((target, seeds[0]), (found.by_seed[0], seeds[0])), replicas)
+    holds = _holds(configuration, goal, search, best, seeds, drawn)
+    baseline, changes, looked_at = (
+        _changes(configuration, goal, search, best, found.by_seed[0]) if search.try_changes else (None, (), ())
     )
-    doubts = tuple(_doubts(best, goal))
-    return Closer(best, doubts, changes, tuple(_notes(configuration, found, seeds[0], replicas)), looked_at)
+    doubts = tuple(_doubts(best, goal, search))
+    notes = tuple(_notes(configuration, best, found, seeds[0], replicas))
+    return Closer(best, doubts, holds, baseline, changes, notes, looked_at)
+
+
+def drawn_of(configuration: Configuration, search: Search, at: float, seed: int, replicas: int) -> tuple[Draw, ...]:
+    """Cost models that the profile's errors allow, weighed by the steps of a load."""
+    busy = configuration.sample(at, seed, replicas).busy
+    return tuple(draws(configuration.served.profile, configuration.served.cost, search.draws, busy))
+
+
+def _holds(
+    configuration: Configuration, goal: Goal, search: Search, best: Option, seeds: Sequence[int], drawn: Sequence[Draw]
+) -> Fleet | None:
+    """The next size that the interval supports; None if this one is supported, or no larger one is found to be."""
+    assert best.capacity is not None
+    target, replicas = best.target, best.replicas
+
+    def capacity(count: int) -> Estimate | None:
+        found = together(configuration, goal, search, count, seeds, target)
+        return found._replace(drift=best.drift).capacity(best.drawn) if found.by_seed else None
+
+    def supported(count: int) -> bool:
+        if count <= replicas:
+            return False
+        told = capacity(count)
+        if told is None or told.value < target or falls_short(told, target):
+            return False
+        return not list(missed(statistics(configuration, goal, target, count, seeds, drawn), goal.slo))
+
+    short = falls_short(best.capacity, target) or bool(list(missed(best.at_target, goal.slo)))
+    if not short or configuration.scenario.replicas is not None:
+        return None
+    low = best.capacity.low or best.capacity.value / 2
+    most = min(2 * replicas + 2, search.most_gpus // configuration.served.tensor_parallel)
+    if most <= replicas:
+        return None
+    count = fewest(supported, max(replicas + 1, math.ceil(replicas * target / low * (1 - search.tolerance))), most)
+    told = None if count is None else capacity(count)
+    if count is None or told is None:
+        return None
+    return Fleet(count, configuration.gpus(count), told, usd_per_hour(configuration, goal, count))
 
 
 def _narrowed(
-    configuration: Configuration, goal: Goal, search: Search, replicas: int, guess: float
+    configuration: Configuration, goal: Goal, search: Search, replicas: int, target: float
 ) -> tuple[Found, list[int]]:
     """The highest loads with so many seeds that their interval is as narrow as asked, or with the most allowed."""
     seeds = seeds_of(configuration, search.seeds)
-    found = capacities(configuration, goal, search, replicas, seeds, guess)
-    assert found.by_seed, "it serves the target"
-    while 1 < len(seeds) < search.most_seeds and _half_width(estimate(found.by_seed)) > search.half_width:
+    found = together(configuration, goal, search, replicas, seeds, target)
+    while (
+        1 < len(seeds) < search.most_seeds
+        and found.by_seed
+        and _half_width(estimate(found.by_seed)) > search.half_width
+    ):
         more = seeds_of(configuration, min(len(seeds) * 2, search.most_seeds))
-        wider = capacities(configuration, goal, search, replicas, more, guess)
+        wider = together(configuration, goal, search, replicas, more, target)
         if not wider.by_seed:  # a seed without any load says nothing of how high it is
             break
         found, seeds = wider, more
@@ -135,30 +197,69 @@ def with_money(option: Option, configuration: Configuration, found: Found, seed:
     return replace(option, usd_per_mtok=dollars(option.usd_per_hour, served, tokens))
 
 
-def _doubts(best: Option, goal: Goal) -> Iterator[str]:
+def at_the_target(
+    option: Option, configuration: Configuration, goal: Goal, seeds: Sequence[int], replicas: int
+) -> Option:
+    """The option with what a million tokens cost at the target, on the GPUs that serve it: the mean over seeds."""
+    usd = usd_per_hour(configuration, goal, replicas)
+    if usd is None:
+        return option
+    by_seed = []
+    for seed in seeds:
+        tokens, rate = configuration.sample(option.target, seed, replicas).tokens, None
+        if tokens is not None:
+            rate = configuration.rate(option.target, seed, replicas)
+        if tokens is not None and rate is not None:
+            by_seed.append({kind: told.value for kind, told in dollars(usd, Estimate(rate), tokens).items()})
+    kinds = [kind for kind in by_seed[0] if all(kind in each for each in by_seed)] if by_seed else []
+    return replace(option, usd_at_target={kind: estimate([each[kind] for each in by_seed]) for kind in kinds})
+
+
+def with_extrapolation(
+    option: Option, configuration: Configuration, looked_at: Sequence[tuple[float, int]], replicas: int
+) -> Option:
+    """The option with how far these loads (and seeds) went beyond what was measured."""
+    samples = [configuration.sample(at, seed, replicas) for at, seed in looked_at]
+    shares = [float(value) for each in samples if (value := each.row["extrapolated_fraction"]) is not None]
+    most = max([*shares, *([] if option.extrapolated is None else [option.extrapolated])], default=None)
+    told = [each.beyond for each in samples if each.beyond is not None]
+    words = sentence(option.label, max(shares, default=0.0), told) if told else option.beyond
+    return replace(option, extrapolated=most if option.calibrated else None, beyond=words)
+
+
+def _doubts(best: Option, goal: Goal, search: Search) -> Iterator[str]:
     """Why the interval does not support the plan."""
     if not best.calibrated:
         yield "step times come from a datasheet, whose error nobody knows"
+    if best.extrapolated is not None and best.extrapolated > EXTRAPOLATED_MOST:
+        yield (
+            f"{best.extrapolated:.0%} of the busy time is priced beyond what the profile was measured on, and no "
+            f"interval holds the error of that (more than {EXTRAPOLATED_MOST:.0%} is a doubt)"
+        )
+    if best.drift is not None and abs(best.drift) > search.half_width:
+        yield (
+            f"the highest load still moves by {abs(best.drift):.0%} when runs are twice as long: raise "
+            "search.most_requests"
+        )
     assert best.capacity is not None
     if best.capacity.low is None:
         yield "one seed and no errors of the profile: there is no interval"
-    elif best.capacity.low < best.target:
+    elif falls_short(best.capacity, best.target):
         yield f"the highest load may be as low as {best.capacity.low:.3g} {best.unit}, the target is {best.target:.3g}"
-    for name, target in goal.slo.items():
-        told = best.at_target.get(name)
-        if told is None or told.low is None or told.high is None:
-            continue
-        bad = told.low if at_least(name) else told.high
+    for name, bad, target in missed(best.at_target, goal.slo):
         if math.isinf(bad):
             yield f"{name} may have no bound at the target load, which may be unstable"
-        elif bad < target if at_least(name) else bad > target:
+        else:
             yield f"{name} may be {bad:.3g} at the target load, {target:g} is wanted"
 
 
-def _notes(configuration: Configuration, found: Found, seed: int, replicas: int) -> Iterator[str]:
-    """That a run is too short to tell its highest load from its beginning."""
+def _notes(configuration: Configuration, best: Option, found: Found, seed: int, replicas: int) -> Iterator[str]:
+    """How long runs were, that they were too short to tell a highest load from its beginning, and extrapolation."""
+    if best.beyond:
+        yield best.beyond
     served = configuration.sample(found.by_seed[0], seed, replicas)
     arrived, rows = int(served.row["arrived_whole_run"] or 0), served.most_rows * replicas
+    yield _length(configuration, best, arrived)
     if rows > _MOST_AT_ONCE * arrived:
         yield (
             f"Short runs: up to {rows:,} of {arrived:,} requests are in service at once at the highest load, so that "
@@ -167,17 +268,39 @@ def _notes(configuration: Configuration, found: Found, seed: int, replicas: int)
         )
 
 
+def _length(configuration: Configuration, best: Option, arrived: int) -> str:
+    load = configuration.load
+    assert load is not None
+    told = f"Length of runs: {arrived:,} requests at the highest load"
+    if not load.made:
+        return f"{told}, as many as are recorded; a recording is not made longer."
+    own = configuration.scenario.workload.requests
+    if best.drift is None:
+        return f"{told}; workload.requests is {own:,}, and search.most_requests lets no run be longer."
+    change = f"{abs(best.drift):.1%} {'more' if best.drift > 0 else 'less'}"
+    return f"{told} (workload.requests: {own:,}); one replica serves {change} in runs half as long."
+
+
 def _changes(
-    configuration: Configuration, goal: Goal, search: Search, best: Option, before: float
-) -> tuple[tuple[Change, ...], tuple[str, ...]]:
-    """One change at a time, tried with the first seed; the best first. And the digests of what was tried."""
-    tried, digests = [], []
+    configuration: Configuration, goal: Goal, search: Search, best: Option, start: float
+) -> tuple[Change | None, tuple[Change, ...], tuple[str, ...]]:
+    """What it is compared with, one change at a time, the best first, and the digests of what was tried.
+
+    All with the first seed, in runs that are enough for a difference.
+    """
+    brief = briefly(configuration)
+    told = capacities(brief, goal, search, best.replicas, seeds_of(brief, 1), start, [start])
+    if not told.by_seed:
+        return None, (), ()
+    before = told.by_seed[0]
+    tried: list[Change] = []
+    digests: list[str] = []
     for changed in _candidates(configuration):
         label = ", ".join(f"{key.rsplit('.', 1)[-1]}={_told(value)}" for key, value in changed.items())
         try:
             scenario = check(with_changes(configuration.scenario.model_dump(mode="json"), changed), Path())
-            other = replace(configuration, label=label, scenario=scenario, replicas=best.replicas)
-            found = capacities(other, goal, search, best.replicas, seeds_of(other, 1), before)
+            other = replace(brief, label=label, scenario=scenario, replicas=best.replicas)
+            found = capacities(other, goal, search, best.replicas, seeds_of(other, 1), before, [before])
         except InputError as error:
             if error.place.endswith(".points"):
                 raise  # the disk, not the change
@@ -191,7 +314,7 @@ def _changes(
         gain = found.by_seed[0] / other.gpus(best.replicas) / (before / configuration.gpus(best.replicas)) - 1
         tried.append(Change(label, found.by_seed[0], gain))
     tried.sort(key=lambda change: -math.inf if change.gain_per_gpu is None else -change.gain_per_gpu)
-    return tuple(tried), tuple(digests)
+    return Change("as it is", before, 0.0), tuple(tried), tuple(digests)
 
 
 def _told(value: object) -> str:

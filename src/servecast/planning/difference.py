@@ -3,10 +3,11 @@
 Runs are paired by policy, swept values and seed. The same seed draws the same requests, so that the interval is that of
 the mean of paired differences d over n seeds,
 
-    mean(d) +- t(0.95, n - 1) x sd(d) / sqrt(n)          (90 %; Welch's where the two share no seed)
+    mean(d) +- t(0.95, n - 1) x sd(d) / sqrt(n)          (90 %; Welch's of all where they share fewer than two seeds)
 
 and needs two seeds; without them a difference is told as what it is, of one draw of requests. Percentages are of the
-first result's mean. A verdict says better or worse where the metric has a direction and the interval leaves out zero.
+first result's mean. A verdict says better or worse where the metric has a direction and the interval leaves out zero;
+a change of less than 0.1 % is ``same``: nobody would act on it.
 
 Left out: the noise of the profile, which is the same on both sides where the profile is.
 """
@@ -18,7 +19,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servecast.errors import InputError
+from servecast.planning import pairing
 from servecast.planning.explain import Table
+from servecast.report.exports import strict
 from servecast.report.results import swept
 from servecast.report.words import BLANK, missing, number, plain_value, short_key
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COVERAGE = 0.9
+SAME = 0.001  # changes of a smaller share count as none
 
 #: Metrics in the order in which they are told, and whether more is better (+1), worse (-1) or neither (0).
 METRICS = {
@@ -79,15 +83,17 @@ class Change(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """``same``, ``better``, ``worse``, ``more``, ``less``; ``unclear`` where the interval holds zero."""
+        """``same``, ``better``, ``worse``, ``more``, ``less``; ``unclear`` where the interval holds zero.
+
+        Changes of less than 0.1 % are ``same``."""
         if math.isnan(self.before) or math.isnan(self.after):
             return "same" if math.isnan(self.before) and math.isnan(self.after) else "only one has it"
         if self.low is not None and self.high is not None:
-            if self.low == self.high == 0:
+            if max(-self.low, self.high) <= SAME * abs(self.before):
                 return "same"
             if self.low <= 0 <= self.high:
                 return "unclear"
-        elif self.difference == 0:
+        if abs(self.difference) <= SAME * abs(self.before):
             return "same"
         way = METRICS[self.metric]
         if way == 0:
@@ -107,6 +113,8 @@ class Difference:
     keys: tuple[tuple[str, Any, Any], ...]
     changes: tuple[Change, ...]
     notes: tuple[str, ...]
+
+    verdict: str = ""  # of the whole: there is one for each metric
 
     @property
     def verdicts(self) -> dict[str, str]:
@@ -134,8 +142,8 @@ class Difference:
     def plain(self) -> dict[str, Any]:
         """The same as plain values, for scripts; what is not known is None."""
         changes = [{**change._asdict(), "verdict": change.verdict} for change in self.changes]
-        finite = [{key: None if missing(value) else value for key, value in change.items()} for change in changes]
-        keys = [{"key": key, "a": a, "b": b} for key, a, b in self.keys]
+        finite = [strict.plain(change) for change in changes]
+        keys = [{"key": key, "a": _plain(a), "b": _plain(b)} for key, a, b in self.keys]
         return {"keys": keys, "verdicts": self.verdicts, "changes": finite, "notes": list(self.notes)}
 
 
@@ -150,7 +158,7 @@ def difference(first: Path, second: Path) -> Difference:
 
     Raises
     ------
-    InputError : a folder holds no results, they sweep different keys, or no point is in both
+    InputError : a folder holds no results or a run twice, they sweep different keys, or no point is in both
     """
     a, b = _read(first), _read(second)
     keys = swept(a.summary)
@@ -158,9 +166,10 @@ def difference(first: Path, second: Path) -> Difference:
         only = sorted(set(keys) ^ set(swept(b.summary)))
         problem = f"sweeps {', '.join(only) or 'its keys in another order'}, the other does not: sweep the same keys"
         raise InputError(str(second if set(swept(b.summary)) - set(keys) else first), problem)
-    renamed, notes = _pairs(a.summary, b.summary)
+    before, later = (list(dict.fromkeys(side.summary["policy"])) for side in (a, b))
+    renamed, notes = pairing.renamed(before, later, (a.scenario, b.scenario))
     after = b.summary.assign(policy=b.summary["policy"].replace(renamed))
-    groups = {side: _groups(frame, keys) for side, frame in (("a", a.summary), ("b", after))}
+    groups = {side: _groups(frame, keys, of.folder) for side, frame, of in (("a", a.summary, a), ("b", after, b))}
     both = [which for which in groups["a"] if which in groups["b"]]
     if not both:
         raise InputError(str(second), f"has no policy and point in common with {first}: run both with the same sweep")
@@ -174,6 +183,15 @@ def difference(first: Path, second: Path) -> Difference:
         for which in both
         if metric in a.summary and metric in after
     ]
+    seeds = [(frozenset(groups["a"][which].index), frozenset(groups["b"][which].index)) for which in both]
+    notes += pairing.seeds_told(seeds, (first, second))
+    notes += pairing.missing_told(
+        [
+            (change.metric, ", ".join(filter(None, (change.policy, change.point))), seed)
+            for change, which in zip(changes, both * len(METRICS), strict=False)
+            for seed in _gone(change, groups["a"][which], groups["b"][which])
+        ]
+    )
     if all(change.low is None for change in changes):
         notes.append("One seed: differences without intervals. Run both with --set seeds=5 to know which are chance.")
     return Difference(tuple(_keys(a, b)), tuple(changes), tuple(notes))
@@ -187,11 +205,13 @@ def _read(folder: Path) -> _Side:
     try:
         scenario = yaml.safe_load((folder / "scenario.yaml").read_text(encoding="utf-8"))
         summary = pd.read_csv(folder / "summary.csv")
+        if (summary["seed"] % 1 != 0).any():
+            raise ValueError("a seed is no whole number")
         summary = summary.assign(policy=summary["policy"].astype(str), seed=summary["seed"].astype(int))
     except OSError as error:
         problem = f"{error.strerror}: name a results folder, as servecast run writes them"
         raise InputError(str(error.filename or folder), problem) from None
-    except (ValueError, KeyError, yaml.YAMLError) as error:
+    except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         problem = f"cannot be read ({' '.join(str(error).split())[:120]}): name a results folder of servecast run"
         raise InputError(str(folder), problem) from None
     if not isinstance(scenario, dict):
@@ -202,35 +222,31 @@ def _read(folder: Path) -> _Side:
 # --- which runs belong together -------------------------------------------------------------------------------------
 
 
-def _pairs(a: pd.DataFrame, b: pd.DataFrame) -> tuple[dict[str, str], list[str]]:
-    """Names of the second's policies that the first calls otherwise: those left over, in order, if as many."""
-    before, after = (list(dict.fromkeys(frame["policy"])) for frame in (a, b))
-    left = [name for name in before if name not in after], [name for name in after if name not in before]
-    if not left[0] or len(left[0]) != len(left[1]):
-        return {}, []
-    return (
-        dict(zip(left[1], left[0], strict=True)),
-        [f"{new} is held against {old}." for old, new in zip(*left, strict=True)],
-    )
+def _groups(summary: pd.DataFrame, keys: list[str], folder: Path) -> dict[tuple[Any, ...], pd.DataFrame]:
+    """Rows by policy and swept values (missing ones as None), one a seed.
 
-
-def _groups(summary: pd.DataFrame, keys: list[str]) -> dict[tuple[Any, ...], pd.DataFrame]:
-    """Rows by policy and swept values (missing ones as None), one a seed."""
+    Raises InputError where a run stands twice.
+    """
     found: dict[tuple[Any, ...], list[int]] = {}
     for place, record in enumerate(summary[["policy", *keys]].to_dict("records")):
         which = tuple(None if missing(value) else value for value in record.values())
         found.setdefault(which, []).append(place)
-    return {which: summary.iloc[places].set_index("seed") for which, places in found.items()}
+    groups = {which: summary.iloc[places].set_index("seed") for which, places in found.items()}
+    for which, frame in groups.items():
+        if frame.index.has_duplicates:
+            seed = frame.index[frame.index.duplicated()][0]
+            told = f"{', '.join(str(part) for part in which if part is not None)}, seed {seed}"
+            problem = f"has two rows of one run ({told}): keep one, or run the scenario again"
+            raise InputError(str(folder / "summary.csv"), problem)
+    return groups
 
 
 def _change(
     metric: str, which: tuple[Any, ...], keys: Sequence[str], before: pd.DataFrame, after: pd.DataFrame
 ) -> Change:
-    import pandas as pd
-
-    a, b = (pd.to_numeric(frame[metric], errors="coerce").dropna().astype(float) for frame in (before, after))
+    a, b = (_values(frame, metric) for frame in (before, after))
     shared = a.index.intersection(b.index)
-    paired = len(shared) > 0
+    paired = pairing.paired(len(a), len(b), len(shared))
     if paired:
         a, b = a[shared], b[shared]
     point = ", ".join(
@@ -242,6 +258,20 @@ def _change(
     means = [float(side.mean()) if len(side) else math.nan for side in (a, b)]
     seeds = len(shared) if paired else min(len(a), len(b))
     return Change(metric, str(which[0]), point, means[0], means[1], low, high, seeds)
+
+
+def _values(frame: pd.DataFrame, metric: str) -> pd.Series[float]:
+    """A metric by seed, where it has a value: what is not finite is none."""
+    import pandas as pd
+
+    values = pd.to_numeric(frame[metric], errors="coerce").astype(float)
+    return values[values.abs() < math.inf]
+
+
+def _gone(change: Change, before: pd.DataFrame, after: pd.DataFrame) -> list[int]:
+    """Seeds of which both have the run and one alone the metric, where it is compared all the same."""
+    a, b = (set(_values(frame, change.metric).index) for frame in (before, after))
+    return sorted((a ^ b) & set(before.index) & set(after.index)) if a and b else []
 
 
 def _interval(a: Any, b: Any, *, paired: bool) -> tuple[float | None, float | None]:
@@ -266,15 +296,21 @@ def _interval(a: Any, b: Any, *, paired: bool) -> tuple[float | None, float | No
 
 
 def _keys(a: _Side, b: _Side) -> Iterator[tuple[str, Any, Any]]:
-    """Key paths whose values differ; what follows from them (``derived``) last."""
-    before, after = (dict(_flat(side.scenario, side.folder)) for side in (a, b))
+    return keys_between(a.scenario, a.folder, b.scenario, b.folder)
+
+
+def keys_between(
+    first: dict[str, Any], folder: Path, second: dict[str, Any], other: Path
+) -> Iterator[tuple[str, Any, Any]]:
+    """Key paths whose values differ between scenarios of two folders; what follows from them (``derived``) last."""
+    before, after = dict(_flat(first, folder)), dict(_flat(second, other))
     paths = [path for path in dict.fromkeys([*before, *after]) if path.split(".")[0].split("[")[0] not in _SAID]
     for path in sorted(paths, key=lambda path: path.startswith("derived.")):
         if before.get(path) != after.get(path):
             yield path, before.get(path), after.get(path)
     for key in _SAID[1:]:
-        if a.scenario.get(key) != b.scenario.get(key):
-            yield key, a.scenario.get(key), b.scenario.get(key)
+        if first.get(key) != second.get(key):
+            yield key, first.get(key), second.get(key)
 
 
 def _flat(value: Any, folder: Path, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -340,6 +376,11 @@ def _row(change: Change) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def told_keys(keys: Sequence[tuple[str, Any, Any]]) -> tuple[tuple[str, str, str], ...]:
+    """Rows of a table of them."""
+    return tuple(map(_told, keys))
+
+
 def _told(key: tuple[str, Any, Any]) -> tuple[str, str, str]:
     path, before, after = key
     return path, _short(before), _short(after)
@@ -350,3 +391,14 @@ def _short(value: Any) -> str:
         return plain_value(value)
     text = BLANK if value is None else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _plain(value: Any) -> Any:
+    """A scenario's value as JSON has it; what JSON does not have, an infinite rate or a date, as its text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return value if value is None or isinstance(value, bool | int | str) else str(value)

@@ -1,17 +1,22 @@
 """A hidden folder beside results, for one process at a time, and files of lines in it that survive a kill.
 
-``OUT/.NAME.points/`` belongs to ``OUT/NAME/``. A line counts when its end is there: what a killed process left without
-one is no line. A full disk, or a folder that cannot be written, is an InputError of one line, and what was finished
-before stays.
+``OUT/.NAME.points/`` belongs to ``OUT/NAME/``; where that is a link, to what it leads to. A line counts when its end is
+there: what a killed process left without one is no line. Each ends with a checksum, so that a line which somebody
+edited, or a power cut tore, is told and never taken for a run. A full disk, or a folder that cannot be written, is an
+InputError of one line, and what was finished before stays.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
+import re
 import shutil
+import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from servecast.errors import InputError
@@ -19,7 +24,11 @@ from servecast.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from io import FileIO
-    from pathlib import Path
+
+#: The end of a line: a checksum of what stands before it.
+_CHECKED = re.compile(rb'(\{.*), "sum": "([0-9a-f]{16})"\}')
+#: Lines are brought to the disk itself so often: a power cut costs the runs of that time, and no run waits for each.
+_SYNC_S = 1.0
 
 
 @contextmanager
@@ -30,7 +39,9 @@ def held(results: Path) -> Iterator[tuple[Path, list[Path]]]:
     ------
     InputError : another process holds it, or it cannot be written
     """
-    folder = results.with_name(f".{results.name}.points")
+    # Links are followed: two names of one folder are one store.
+    there = Path(os.path.realpath(results))
+    folder = there.with_name(f".{there.name}.points")
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,22 +103,28 @@ class Lines:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._open: FileIO | None = None
+        self._synced_s = 0.0
 
     def read(self) -> dict[str, dict[str, Any]]:
-        """Every whole line, by its key.
+        """Every whole line, by its key. One without a checksum is of a version before there were any, and left out.
 
-        Raises InputError for a line that holds something else.
+        Raises InputError for a line that holds something else than was written.
         """
         if not self.path.exists():
             return {}
-        text = self.path.read_bytes()
+        try:
+            text = self.path.read_bytes()
+        except OSError as error:
+            raise InputError(str(self.path), f"cannot be read ({error.strerror}): begin anew with --fresh") from None
         found = {}
-        for number, line in enumerate(text[: _whole(text)].splitlines(), start=1):
+        for number, line in enumerate(text[: _whole(text)].split(b"\n")[:-1], start=1):
             try:
-                entry = json.loads(line)
-                found[str(entry["key"])] = entry
-            except (ValueError, TypeError, KeyError):
+                entry = _entry(line)
+                key = str(entry["key"])
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 raise InputError(f"{self.path}:{number}", "is no finished run: begin anew with --fresh") from None
+            if entry.pop("sum", None) is not None:
+                found[key] = entry
         return found
 
     def add(self, line: dict[str, Any]) -> None:
@@ -118,17 +135,38 @@ class Lines:
         left = memoryview(text_of(line))
         while left:  # a disk that is nearly full takes a part
             left = left[self._open.write(left) :]
+        if time.monotonic() - self._synced_s >= _SYNC_S:
+            os.fdatasync(self._open.fileno())
+            self._synced_s = time.monotonic()
 
     def close(self) -> None:
         """Close the file; what was added stays."""
         if self._open is not None:
-            self._open.close()
-            self._open = None
+            try:
+                os.fdatasync(self._open.fileno())
+            finally:
+                self._open.close()
+                self._open = None
 
 
 def text_of(line: dict[str, Any]) -> bytes:
     """A line as it is written."""
-    return json.dumps(line, default=_plain).encode() + b"\n"
+    text = json.dumps(line, default=_plain).encode()
+    return text[:-1] + b', "sum": "' + _sum(text[:-1]) + b'"}\n'
+
+
+def _entry(line: bytes) -> dict[str, Any]:
+    """What a line holds; a ValueError if it is not what was written."""
+    entry: dict[str, Any] = json.loads(line)
+    if entry.get("sum") is not None:
+        parts = _CHECKED.fullmatch(line)
+        if parts is None or _sum(parts[1]) != parts[2]:
+            raise ValueError("edited or torn")
+    return entry
+
+
+def _sum(text: bytes) -> bytes:
+    return hashlib.sha256(text).hexdigest()[:16].encode()
 
 
 def _whole(text: bytes) -> int:

@@ -1,8 +1,11 @@
 """How much of a workload is sent: one number that grows with the traffic, for every kind of workload.
 
-Requests a second for arrivals and traces, conversations a second for conversations, users for a closed loop. A load is
-reached by scaling rates (a trace: its clock), never by drawing anew: the same seed sends the same requests in the same
-order, only faster, so that loads are compared with common random numbers.
+Requests a second for arrivals and traces, conversations a second for conversations, users for a closed loop. It is the
+rate that the workload declares, the same for every seed; of tenants, the sum of theirs, with all of them there. Only a
+recording has the rate that it has.
+
+A load is reached by scaling rates (a trace: its clock), never by drawing anew: the same seed sends the same requests in
+the same order, only faster, so that loads are compared with common random numbers.
 """
 
 from __future__ import annotations
@@ -11,7 +14,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from servecast.scenario.traffic import traffic
+from servecast.workload.shaping import split
 
 if TYPE_CHECKING:
     from servecast.scenario.schema import Workload
@@ -74,12 +80,11 @@ def load_of(workload: Workload, block_size: int) -> Load | None:
     if workload.conversations is not None:
         started = getattr(workload.conversations.arrivals, "rate_rps", None)
         return None if started is None else Load(workload, "conversations/s", float(started))
-    if arrivals is not None:
-        if hasattr(arrivals, "users"):
-            return Load(workload, "users", float(arrivals.users))
-        rate = getattr(arrivals, "rate_rps", None)
-        if rate is not None and math.isfinite(rate):
-            return Load(workload, "requests/s", float(rate))
+    if arrivals is not None and hasattr(arrivals, "users"):
+        return Load(workload, "users", float(arrivals.users))
+    declared = _declared(workload)
+    if declared is not None:
+        return Load(workload, "requests/s", declared)
     client = traffic(workload.model_copy(update={"max_in_flight": None, "network": None}), block_size).client
     first = last = client.next_send()
     sent = 0
@@ -87,6 +92,38 @@ def load_of(workload: Workload, block_size: int) -> Load | None:
         client.send()
         sent, last = sent + 1, due
     return Load(workload, "requests/s", (sent - 1) / (last - first)) if sent > 1 and last > first else None
+
+
+def _declared(workload: Workload) -> float | None:
+    """The mean rate that arrivals or tenants say [requests/s]; None where it must be seen from the requests."""
+    if workload.arrivals is not None and workload.requests is not None:
+        return _mean(workload.arrivals, workload.requests)
+    if workload.tenants is None or workload.requests is None:
+        return None
+    tenants = workload.tenants
+    rates = [getattr(each.arrivals, "rate_rps", getattr(each.arrivals, "mean_rps", math.inf)) for each in tenants]
+    weights = rates if all(each.share is None for each in tenants) else [each.share or math.inf for each in tenants]
+    if not all(map(math.isfinite, weights)):
+        return None  # said where their requests are made
+    counts = split(workload.requests, weights)
+    means = [_mean(each.arrivals, count) for each, count in zip(tenants, counts, strict=True)]
+    known = [mean for mean in means if mean is not None]
+    return math.fsum(known) if len(known) == len(means) else None
+
+
+def _mean(arrivals: Any, requests: int) -> float | None:
+    """The mean rate of arrivals over so many requests; None where they come all at once.
+
+    A rate that changes with time is averaged over the time that the requests take, with even gaps, so that it is of the
+    rate and not of a draw.
+    """
+    rate = getattr(arrivals, "rate_rps", None)
+    if rate is not None:
+        return float(rate) if math.isfinite(rate) else None
+    if not hasattr(arrivals, "burstiness"):
+        return None
+    times_s = _changed(arrivals, burstiness=math.inf).build().times(requests, np.random.default_rng(0))
+    return (len(times_s) - 1) / float(times_s[-1] - times_s[0]) if len(times_s) > 1 else None
 
 
 def _faster(workload: Workload, factor: float) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from servecast.planning.plan_lead import signed
+from servecast.planning.plan_table import standing
 from servecast.planning.plan_words import NONE, interval, number
 from servecast.report.charts import Axis, Bar, Bars, Chart, Datum, Line, Panel, Series
 from servecast.report.charts.spec import Key
@@ -23,7 +25,7 @@ _STEPS = 30  # of whole replicas, up to twice the target
 
 def charts(plan: Plan) -> Iterator[Chart]:
     """Every figure that has something to show."""
-    able = [option for option in plan.options if option.capacity is not None]
+    able = [option for option in standing(plan) if option.capacity is not None]
     if not able:
         return
     best = plan.best.label if plan.best is not None else ""
@@ -48,9 +50,7 @@ def _loads(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Char
     """Of each GPU, so that configurations of different size compare."""
     unit = options[0].unit
     bars, rows = [], []
-    for surveyed in options:
-        # The best stands as the system that serves the target: its interval has the profile's errors in it.
-        option = plan.best if plan.best is not None and plan.best.label == surveyed.label else surveyed
+    for option in options:
         assert option.capacity is not None, "those without a capacity were left out"
         value, low, high = (None if end is None else end / option.gpus for end in option.capacity)
         assert value is not None, "an estimate has a value"
@@ -64,7 +64,7 @@ def _loads(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Char
             ("GPUs for the target", needed),
         ]
         if "output" in option.usd_per_mtok:
-            numbers.append(("$/M output tokens", number(option.usd_per_mtok["output"].value, 4)))
+            numbers.append(("$/M output tokens there", number(option.usd_per_mtok["output"].value, 4)))
         if option.binds:
             numbers.append(("what binds", option.binds))
         bars.append(
@@ -195,18 +195,18 @@ def _changes(plan: Plan) -> Chart:
     bars = tuple(
         Bar(
             change.label,
-            (("each GPU serves", f"{change.gain_per_gpu:+.1%}"), ("highest load", number(change.capacity, 4))),
+            (("each GPU serves", signed(change.gain_per_gpu or 0.0, 1)), ("highest load", number(change.capacity, 4))),
             value=100 * (change.gain_per_gpu or 0.0),
             look=2,
-            words=f"{change.gain_per_gpu:+.1%}",
+            words=signed(change.gain_per_gpu or 0.0, 1),
         )
         for change in tried
     )
     panel = Bars(Axis("change of the load of each GPU [%]", base=0.0), bars, lines=(Line("", x=0.0, strong=True),))
     most = max(tried, key=lambda change: change.gain_per_gpu or 0.0)
-    caption = f"{most.label} lets each GPU serve {most.gain_per_gpu:+.1%}."
+    caption = f"{most.label} changes what each GPU serves by {signed(most.gain_per_gpu or 0.0, 1)}."
     if (most.gain_per_gpu or 0.0) < _NO_NEWS:
-        caption = f"No single change that was tried lets a GPU serve {_NO_NEWS:.0%} more."
+        caption = f"No single change that was tried lets a GPU serve {100 * _NO_NEWS:.0f} % more."
     rows = tuple((bar.name, bar.numbers[0][1], bar.numbers[1][1]) for bar in bars)
     return Chart(
         "changes", "One change at a time", caption, (panel,), ("change", "each GPU serves", "highest load"), rows

@@ -1,13 +1,20 @@
-"""The files of a plan: options.csv, plan.json and a page with figures and the same tables."""
+"""The files of a plan: scenario.yaml to make it again, options.csv, plan.json, and a page with figures and tables."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import servecast
+from servecast.planning.kept import writing
+from servecast.planning.plan_basis import Basis
 from servecast.planning.plan_page import page as plan_page
+from servecast.report.exports import strict
+from servecast.report.tables import SCENARIO, scenario_text
+from servecast.scenario import seen_from
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,23 +22,50 @@ if TYPE_CHECKING:
     from servecast.planning.answer import Option, Plan
     from servecast.planning.uncertainty import Estimate
 
+#: Goes up when a key is taken out, or means something else; new keys may come at any time.
+SCHEMA_VERSION = 1
 
-def write(plan: Plan, folder: Path) -> Path:
-    """Write the plan into ``folder``; the page."""
+
+def text(plan: Plan, basis: Basis) -> str:
+    """The plan and what it rests on as JSON: ``plan.json``, and what ``--json`` prints.
+
+    scenario : what was planned, workload, engine, prices and search among it
+    step_errors : profile or device: the error of its step times, in a sentence
+    """
+    data = {
+        "schema_version": SCHEMA_VERSION,
+        "servecast": servecast.__version__,
+        **plan.data(),
+        "step_errors": {rest.name: rest.error for rest in basis.rests},
+        "scenario": basis.scenario,
+    }
+    return json.dumps(strict.plain(data), indent=1, allow_nan=False)
+
+
+def write(plan: Plan, folder: Path, basis: Basis | None = None) -> Path:
+    """Write the plan into ``folder``, with ``basis`` as what it rests on; the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    _whole(folder / "plan.json", json.dumps(plan.data(), indent=1, allow_nan=False) + "\n")
+    basis = Basis() if basis is None else basis
+    basis = replace(basis, scenario=seen_from(folder.resolve(), basis.scenario))
+    if basis.scenario:
+        _whole(folder / SCENARIO, scenario_text(basis.scenario))
+    _whole(folder / "plan.json", text(plan, basis) + "\n")
     options = _csv(plan)
     _whole(folder / "options.csv", options)
     page = folder / "plan.html"
-    _whole(page, plan_page(plan, options.encode()))
+    _whole(page, plan_page(plan, options.encode(), basis))
     return page
 
 
 def _whole(path: Path, text: str) -> None:
     """Never half a file."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    with writing(path):
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def _csv(plan: Plan) -> str:

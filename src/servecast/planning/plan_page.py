@@ -6,11 +6,16 @@ from html import escape
 from typing import TYPE_CHECKING
 
 import servecast
-from servecast.planning import plan_words
+from servecast.planning import plan_table, plan_words
+from servecast.planning.plan_basis import Basis
 from servecast.planning.plan_charts import charts
+from servecast.planning.plan_lead import lead, rest, signed, timed
+from servecast.planning.plan_names import gpus, shortened, statistic
 from servecast.planning.plan_words import interval, number
 from servecast.report.charts.figure import download, figure, table
+from servecast.report.evidence import assumed, trusted
 from servecast.report.shell import TIP, script, style
+from servecast.report.tables import SCENARIO
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,33 +27,42 @@ if TYPE_CHECKING:
 _DETAIL = {"cost-curve": "Dollars per million tokens", "changes": "One change at a time"}
 
 
-def page(plan: Plan, options_csv: bytes) -> str:
-    """The page as HTML; ``options_csv`` travels in it, as it stands beside it."""
+def page(plan: Plan, options_csv: bytes, basis: Basis | None = None) -> str:
+    """The page as HTML; ``options_csv`` travels in it, as it stands beside it. ``basis``: what the plan rests on."""
+    basis = Basis() if basis is None else basis
+    plan, common = shortened(plan)
     drawn = list(charts(plan))
-    compared, *details = plan_words.tables(plan)
-    told = {each.title: table(each.columns, each.rows, each.title) for each in details if each.rows}
-    links = [("options", "Configurations"), *((chart.name, chart.title) for chart in drawn), ("again", "Reproduce")]
+    _, *details = plan_words.tables(plan)
+    told = {each.title: table(each.columns, _named(each.rows), each.title) for each in details if each.rows}
+    notes = [*dict.fromkeys(rest.error for rest in basis.rests[:1]), *plan.notes]
+    links = [
+        ("options", "Configurations"),
+        *((chart.name, chart.title) for chart in drawn),
+        *([("trust", "Errors"), ("assumed", "Assumptions")] if basis.scenario else []),
+        ("again", "Reproduce"),
+    ]
     parts = [
-        _verdict(plan_words.verdict(plan)),
+        f'<p class="verdict">{escape(lead(plan))} <span>{escape(rest(plan))}</span></p>',
         _tiles(plan),
-        '<ul class="mind">' + "".join(f"<li>{escape(note)}</li>" for note in plan.notes) + "</ul>"
-        if plan.notes
-        else "",
+        '<ul class="mind">' + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>" if notes else "",
         '<nav aria-label="Contents"><ul>'
         + "".join(f'<li><a href="#at-{name}">{escape(title)}</a></li>' for name, title in links)
         + "</ul></nav>",
-        _section(
-            "options",
-            "Configurations",
-            table(compared.columns, compared.rows, "Configurations")
-            + f'<div class="numbers">{download("options.csv", options_csv)}</div>',
-        ),
+        _section("options", "Configurations", _configurations(plan, common, options_csv)),
         *(
             _section(chart.name, chart.title, figure(chart) + told.pop(_DETAIL.get(chart.name, ""), ""))
             for chart in drawn
         ),
         *(_section(f"table-{place}", title, html) for place, (title, html) in enumerate(told.items())),
-        _section("again", "Do it again", _again(plan)),
+        *(
+            [
+                _section("trust", "How far to trust it", _trust(plan, basis)),
+                _section("assumed", "What is assumed", assumed(basis.scenario, "The scenario as it was planned")),
+            ]
+            if basis.scenario
+            else []
+        ),
+        _section("again", "Do it again", _again(plan, basis)),
     ]
     body = "\n".join(part for part in parts if part)
     name = escape(plan.name)
@@ -63,10 +77,40 @@ def page(plan: Plan, options_csv: bytes) -> str:
     )
 
 
-def _verdict(text: str) -> str:
-    """The first sentence, and what follows it."""
-    lead, stop, rest = text.partition(". ")
-    return f'<p class="verdict">{escape(lead)}{stop.strip()} <span>{escape(rest)}</span></p>'
+def _named(rows: tuple[tuple[str, ...], ...]) -> list[tuple[str, ...]]:
+    """Rows whose first cell may be a statistic."""
+    return [(f"{statistic(name)} [s]" if name.endswith("_s") else statistic(name), *cells) for name, *cells in rows]
+
+
+def _configurations(plan: Plan, common: str, options_csv: bytes) -> str:
+    heads, rows = plan_table.configurations(plan)
+    what = f"All configurations: {common}. " if common else ""
+    return (
+        f'<p class="quiet">{escape(what + plan_table.legend(plan))}</p>'
+        + table(heads, rows, "Configurations", "cards")
+        + f'<div class="numbers">{download("options.csv", options_csv)}</div>'
+    )
+
+
+def _trust(plan: Plan, basis: Basis) -> str:
+    """What its intervals hold, where it was extrapolated, and the errors of each profile, the best one's in full."""
+    parts = []
+    if plan.best is not None and plan.best.capacity is not None:
+        parts.append(
+            f"<p>Highest load of {escape(plan.best.label)}: {escape(interval(plan.best.capacity, 4))} "
+            f"{escape(plan.best.unit)}, the mean over seeds with its 90 % interval, widened by what its profile "
+            "says of its own errors.</p>"
+        )
+    beyond = list(dict.fromkeys(option.beyond for option in plan_table.standing(plan) if option.beyond))
+    if beyond:
+        parts.append("<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in beyond) + "</ul>")
+    for place, each in enumerate(basis.rests):
+        if place == 0:
+            html = trusted(each.profile, calibrated=each.profile is not None, device=each.name)
+            parts.append(f"<h3>{escape(each.name)}</h3>{html}")
+        else:
+            parts.append(f"<h3>{escape(each.name)}</h3><p>{escape(each.error)}</p>")
+    return "".join(parts)
 
 
 def _section(name: str, title: str, html: str) -> str:
@@ -83,26 +127,28 @@ def _figures(plan: Plan) -> Iterator[tuple[str, str]]:
     best = plan.best
     if best is None or best.capacity is None:
         return
-    yield str(best.gpus), f"GPU{'s' if best.gpus > 1 else ''} for {number(best.target)} {best.unit}"
-    yield number(best.capacity.value), f"{best.unit} at most, within the goal"
-    if plan.headroom is not None:
-        yield f"{plan.headroom.value:+.0%}", "headroom over the target"
+    yield gpus(best, best.replicas), f"for {number(best.target)} {best.unit}"
     if best.usd_for_target is not None:
-        yield f"${number(best.usd_for_target)}", "an hour for the target"
-    if "output" in best.usd_per_mtok:
-        yield f"${number(best.usd_per_mtok['output'].value)}", "per million output tokens, at the highest load"
+        yield f"${best.usd_for_target:,.2f}", "an hour for the target"
+    if (output := best.usd_per_mtok_at_target.get("output")) is not None:
+        yield f"${number(output)}", "per million output tokens, at the target"
+    yield number(best.capacity.value), f"{best.unit} at most, within the targets"
+    if plan.headroom is not None:
+        yield signed(plan.headroom.value), "headroom over the target"
 
 
-def _again(plan: Plan) -> str:
-    goal = ", ".join(f"{escape(name)} {limit:g}" for name, limit in plan.goal.items())
-    parts = [f'<pre tabindex="0" role="region" aria-label="Command">servecast plan {escape(plan.name)}.yaml</pre>']
-    if plan.best is not None and plan.best.capacity is not None:
-        parts.append(
-            f"<p>Highest load {escape(interval(plan.best.capacity, 4))} {escape(plan.best.unit)}: the mean over seeds "
-            "with its 90 % interval, widened by what the profile says of its own errors.</p>"
-        )
-    parts.append(
-        f"<p>The goal: {goal}. Beside this page: options.csv, plan.json. This page needs nothing but itself: it can be "
-        "mailed, and opened without a network.</p>"
+def _again(plan: Plan, basis: Basis) -> str:
+    goal = ", ".join(
+        f"{escape(statistic(name))} {escape(timed(name, f'{limit:g}'))}" for name, limit in plan.goal.items()
     )
-    return "".join(parts)
+    command = (
+        ""
+        if not basis.scenario
+        else (f'<pre tabindex="0" role="region" aria-label="Command">servecast plan {SCENARIO}</pre>')
+    )
+    files = ", ".join([*([SCENARIO] if basis.scenario else []), "options.csv", "plan.json"])
+    return (
+        f"{command}<p>In the folder of this page: {SCENARIO} holds what --set changed and every default, and the same "
+        f"version gives the same numbers. The goal: {goal}. Beside this page: {files}. This page needs nothing but "
+        "itself: it can be mailed, and opened without a network.</p>"
+    )

@@ -16,13 +16,17 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from servecast.errors import InputError
 from servecast.planning.kept import Lines, held, remove, writing
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
-    from pathlib import Path
+
+#: What a plan writes into its folder (`plan_files`).
+FILES = ("plan.json", "plan.html", "options.csv", "scenario.yaml")
 
 
 class KeptLoads:
@@ -59,16 +63,44 @@ class KeptLoads:
 def opened(results: Path, *, fresh: bool = False) -> Iterator[Path]:
     """The folder of the loads kept for the plan in ``results``, for one process at a time; ``fresh`` empties it first.
 
-    Raises InputError if another process is at work there, it cannot be written, or the disk is full.
+    The folder of the plan itself is made before anything is simulated, and taken away again if nothing came into it.
+
+    Raises InputError if something else stands where the plan is to be written, another process is at work there, it
+    cannot be written, or the disk is full.
     """
+    there = Path(os.path.realpath(results))
+    _refuse_strangers(results)
     with held(results) as (folder, made):
         if fresh:
             keep_only(folder, ())
+        with writing(results):
+            there.mkdir(parents=True, exist_ok=True)
         try:
             yield folder
         finally:
+            if there.is_dir() and not any(there.iterdir()):
+                there.rmdir()
             if not any(folder.glob("*.jsonl")):
                 remove(folder, made)
+
+
+def _refuse_strangers(results: Path) -> None:
+    """What cannot be written over, found before it is too late."""
+    if results.exists() and not results.is_dir():
+        raise InputError(
+            str(results), "is a file, where a plan wants a folder: move it away, or choose another folder with --out"
+        )
+    for name in FILES:
+        if (results / name).is_dir():
+            raise InputError(
+                str(results / name),
+                "is a folder, where the plan wants to write a file: move it away, or choose another folder with --out",
+            )
+    if results.is_dir() and not os.access(results, os.W_OK | os.X_OK):
+        raise InputError(
+            str(results),
+            "cannot be written (Permission denied): let it be written, or choose another folder with --out",
+        )
 
 
 def keep_only(folder: Path, digests: Collection[str]) -> None:

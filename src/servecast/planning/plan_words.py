@@ -1,4 +1,4 @@
-"""A plan in words: the table of options, the best one in detail, and the verdict in one sentence."""
+"""A plan in words: the table of options, the best one in detail, and the verdict, which begins with the answer."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from servecast.planning.uncertainty import Estimate
 
 NONE = "\u2013"
+#: So near the target a headroom has a decimal.
+_NEAR = 0.02
+_MOST_DIGITS = 7
 
 
 class PlanTable(NamedTuple):
@@ -45,6 +48,16 @@ def interval(estimate: Estimate | None, digits: int = 3) -> str:
     return f"{value} ({number(estimate.low, digits)} to {number(estimate.high, digits)})"
 
 
+def apart(estimate: Estimate | None, target: float, digits: int = 3) -> str:
+    """The interval with digits enough that no end which is not the target reads like it."""
+    if estimate is None:
+        return NONE
+    ends = [end for end in estimate if end is not None and end != target and math.isfinite(end)]
+    while digits < _MOST_DIGITS and number(target, digits) in [number(end, digits) for end in ends]:
+        digits += 1
+    return interval(estimate, digits)
+
+
 def tables(plan: Plan) -> Iterator[PlanTable]:
     """What the terminal and the page show."""
     unit = plan.options[0].unit
@@ -52,11 +65,12 @@ def tables(plan: Plan) -> Iterator[PlanTable]:
         "",
         (
             "configuration",
-            "GPUs",
-            f"highest load [{unit}], 90 % interval",
-            "each GPU",
+            "GPUs each",
+            f"highest load of one [{unit}]",
             "GPUs for target",
-            "$/M output",
+            "their highest load",
+            "$/hour",
+            "$/M output at target",
             "why not",
         ),
         tuple(_row(option) for option in plan.options),
@@ -80,7 +94,7 @@ def tables(plan: Plan) -> Iterator[PlanTable]:
                 ("tokens", "at the target", *(f"at {share:.0%} of the highest load" for share in UTILISATIONS)),
                 tuple(_money(plan.best, kind) for kind in KINDS if kind in plan.best.usd_per_mtok),
             )
-        if plan.changes:
+        if plan.changes and plan.baseline is not None:
             yield PlanTable(
                 "One change at a time",
                 ("change", f"highest load [{unit}]", "each GPU", "why not"),
@@ -91,23 +105,39 @@ def tables(plan: Plan) -> Iterator[PlanTable]:
                         NONE if change.gain_per_gpu is None else f"{change.gain_per_gpu:+.1%}",
                         change.refused,
                     )
-                    for change in plan.changes
+                    for change in (plan.baseline, *plan.changes)
                 ),
             )
 
 
 def _row(option: Option) -> tuple[str, ...]:
-    each = None if option.capacity is None else option.capacity.value / option.gpus
-    output = option.usd_per_mtok.get("output")
+    output = option.usd_at_target.get("output")
+    dollars = option.usd_for_target
     return (
         option.label,
         str(option.gpus),
-        interval(option.capacity),
-        number(each),
+        apart(option.capacity, option.target),
         NONE if option.target_gpus is None else str(option.target_gpus),
+        apart(option.fleet_capacity, option.target),
+        NONE if dollars is None else f"{dollars:,.2f}",
         NONE if output is None else number(output.value),
-        option.refused or ("" if option.unstable_above is None else "unstable above its highest load"),
+        option.why_not,
     )
+
+
+def reasons(plan: Plan) -> Iterator[str]:
+    """What stands under the table of options: reasons in full, and what its columns are."""
+    for option in plan.options:
+        if option.refused != option.why_not:
+            yield f"{option.label}: {option.refused}"
+    if any(option.fleet_capacity is not None for option in plan.options):
+        held = " and ".join(dict.fromkeys(option.interval for option in plan.options if option.interval))
+        yield (
+            "Highest load: within the goal"
+            + (f", with its 90 % interval from {held}" if held else "")
+            + ". Several replicas together are simulated, not multiplied: they share bursts, so that their highest "
+            "load is more than so many times one."
+        )
 
 
 def _statistic(plan: Plan, name: str, estimate: Estimate) -> tuple[str, ...]:
@@ -117,9 +147,8 @@ def _statistic(plan: Plan, name: str, estimate: Estimate) -> tuple[str, ...]:
 
 
 def _money(option: Option, kind: str) -> tuple[str, ...]:
-    estimate = option.usd_per_mtok[kind]
-    dear = (number(estimate.value / share) for share in UTILISATIONS[1:])
-    return kind, number(option.usd_per_mtok_at_target[kind]), interval(estimate), *dear
+    told = option.usd_per_mtok[kind]
+    return kind, interval(option.usd_at_target.get(kind)), *(interval(told.over(share)) for share in UTILISATIONS)
 
 
 def verdict(plan: Plan) -> str:
@@ -134,20 +163,19 @@ def verdict(plan: Plan) -> str:
             f"No configuration serves {number(most.target)} {most.unit} within the goal; {most.label}: {most.refused}."
         )
     assert best.capacity is not None
-    said = [
-        f"{best.label}: {_gpus(best.gpus)} for {number(best.target)} {best.unit}; the goal is met up to "
-        f"{interval(best.capacity)}, {_headroom(plan)}, and {best.binds or 'nothing'} binds"
-        + (", unstable above that" if best.unstable_above is not None else "")
-    ]
-    if "total" in best.usd_per_mtok:
+    said = [headline(plan)]
+    said.append(
+        f"The goal is met up to {apart(best.capacity, best.target)}, {_headroom(plan)}, and {best.binds or 'nothing'} "
+        "binds" + (", unstable above that" if best.unstable_above is not None else "")
+    )
+    if "total" in best.usd_at_target and "total" in best.usd_per_mtok:
         busy = best.target / best.capacity.value
-        total = best.usd_per_mtok["total"]
         said.append(
-            f"${number(total.value / busy)} a million tokens at the target load ({busy:.0%} of the highest), "
-            f"${number(total.value)} at the highest"
+            f"${number(best.usd_at_target['total'].value)} a million tokens at the target load ({busy:.0%} of the "
+            f"highest), ${number(best.usd_per_mtok['total'].value)} at the highest"
         )
     if plan.break_even is not None:
-        said.append(_against(plan, best))
+        said.append(_against(plan))
     if plan.changes and (gain := plan.changes[0].gain_per_gpu) is not None and gain > 0.01:
         said.append(f"next best change: {plan.changes[0].label} ({gain:+.0%} a GPU)")
     sure = "The 90 % interval supports it" if plan.supported else "Not supported: " + "; ".join(plan.doubts)
@@ -155,19 +183,50 @@ def verdict(plan: Plan) -> str:
     return ". ".join([said[0], *rest]) + "."
 
 
-def _against(plan: Plan, best: Option) -> str:
-    assert plan.break_even is not None
-    load, share = plan.break_even
-    if share > 1:
-        return f"the API is cheaper at any load: break-even would be at {number(load)} {best.unit}, above the highest"
-    return f"cheaper than the API from {number(load)} {best.unit} on ({share:.0%} of the highest load)"
+def headline(plan: Plan) -> str:
+    """The answer: how many GPUs for the target, and if the interval does not bear them, which number it bears."""
+    best = plan.best
+    assert best is not None and best.capacity is not None
+    for_target = f"for {number(best.target)} {best.unit}"
+    if not plan.may_not_hold:
+        return f"{best.label}: {_gpus(best.gpus)} {for_target}"
+    would = f"{best.label}: {_gpus(best.gpus)} would just do {for_target}, and may not hold"
+    if plan.holds is None:
+        return would
+    return f"{would}; {_gpus(plan.holds.gpus)} hold (up to {apart(plan.holds.capacity, best.target)})"
+
+
+def _against(plan: Plan) -> str:
+    """The API against the cheapest GPUs that serve the target."""
+    told = plan.break_even
+    assert told is not None and plan.best is not None
+    [option] = [each for each in plan.options if each.label == plan.break_even_of][:1]
+    unit, target = option.unit, number(option.target)
+    whose = "" if option.label == plan.best.label else f", {option.label}, {_gpus(option.target_gpus or 0)},"
+    if told.utilisation > 1:
+        return (
+            f"the API is cheaper at any load than the cheapest GPUs for the target{whose.rstrip(',')}: break-even "
+            f"would be at {number(told.load)} {unit}, above the highest"
+        )
+    ends = (
+        ""
+        if told.utilisation_low is None or told.utilisation_high is None
+        else f", {told.utilisation_low:.0%} to {told.utilisation_high:.0%}"
+    )
+    of = f"({told.utilisation:.0%}{ends} of the highest load)"
+    usd, api = option.usd_for_target, told.api_usd_per_hour
+    at_target = "" if usd is None or api is None else f", ${usd:,.2f} an hour against ${api:,.2f} at {target}"
+    side = "cheaper than the API" if told.load <= option.target else "dearer than the API at the target, cheaper"
+    return f"the cheapest GPUs for the target{whose} are {side} from {number(told.load)} {unit} on {of}{at_target}"
 
 
 def _headroom(plan: Plan) -> str:
     assert plan.headroom is not None
     value, low, high = plan.headroom
-    ends = "" if low is None or high is None else f" ({low:+.0%} to {high:+.0%})"
-    return f"{value:+.0%}{ends} of headroom"
+    near = any(end is not None and abs(end) < _NEAR for end in plan.headroom)
+    share = "{:+.1%}".format if near else "{:+.0%}".format
+    ends = "" if low is None or high is None else f" ({share(low)} to {share(high)})"
+    return f"{share(value)}{ends} of headroom"
 
 
 def _gpus(count: int) -> str:

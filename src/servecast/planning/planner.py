@@ -1,9 +1,10 @@
 """From a goal to a plan: surveys every configuration, chooses, and says how sure the choice is.
 
 Each configuration is served at rising and falling loads until its highest one within the goal is bracketed, once a
-seed; then the fewest replicas that serve the target are found by simulating them as one system. The best option is
-looked at more closely: with the profile's errors, what binds it, and what one change would gain. All of it uses common
-random numbers, so that differences are of the configurations and not of the draws. With a folder every simulated load
+seed, in runs that are long enough for it; then the fewest replicas are found that serve the target, simulated as one
+system whose own highest load reaches it. The best option is looked at more closely: with more seeds, what binds it, and
+what one change would gain. All of it uses common random numbers, so that differences are of the configurations and not
+of the draws. Every option's interval is of its seeds and of the profile's errors. With a folder every simulated load
 is kept there at once, and a plan that was stopped goes on where it was.
 """
 
@@ -15,18 +16,40 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from servecast.cost import profile as profiles
 from servecast.errors import InputError
 from servecast.planning import plan_store
 from servecast.planning.answer import BreakEven, Option, Plan, break_even
-from servecast.planning.closer import closer, saturation, usd_per_hour, with_money
+from servecast.planning.closer import (
+    at_the_target,
+    closer,
+    drawn_of,
+    enough,
+    saturation,
+    usd_per_hour,
+    with_extrapolation,
+    with_money,
+)
 from servecast.planning.load import load_of
+from servecast.planning.prices import unused
 from servecast.planning.progress import Progress
-from servecast.planning.searching import capacities, guessed, replicas_for, seeds_of, statistics, target_of
+from servecast.planning.searching import (
+    drawn_pairs,
+    guessed,
+    replicas_for,
+    seeds_of,
+    settled,
+    statistics,
+    target_of,
+    together,
+)
+from servecast.planning.sweep import trace_notes
 from servecast.planning.system import Configuration
 from servecast.planning.uncertainty import Estimate
 from servecast.scenario import check, points
 from servecast.scenario.goals import Search
 from servecast.scenario.loading import MOST_POINTS
+from servecast.scenario.traffic import traffic
 from servecast.specs import catalogue
 
 if TYPE_CHECKING:
@@ -35,6 +58,9 @@ if TYPE_CHECKING:
     from servecast.planning.searching import Found
     from servecast.scenario import Point, Scenario
     from servecast.scenario.goals import Goal
+
+#: What is said of a key or a value that is no point of any search; what is well written and cannot be stays in it.
+_SLIPS = ("unknown key", "is unknown: ", "is text: ", "is no key path")
 
 
 def make_plan(
@@ -48,6 +74,11 @@ def make_plan(
     Raises InputError without a goal, without a load that can be scaled, and for targets that cannot be judged.
     """
     goal, search = _wanted(scenario)
+    if scenario.horizon_s is not None:
+        raise InputError(
+            "scenario.horizon_s",
+            f"{scenario.horizon_s:g} cuts off the answers that are late, and a plan would not see them: take it out",
+        )
     _require_priced_devices(scenario, goal, search)
     searched = list(_configurations(scenario, search, folder))
     configurations = [each for each in searched if isinstance(each, Configuration)]
@@ -59,20 +90,22 @@ def make_plan(
     for option in _surveyed(searched, jobs):
         options.append(option)
         progress(Progress(len(options), total, option.label))
-    serving = [at for at, option in enumerate(options) if option.serves]
-    notes = _notes(options)
-    if not serving:
+    chosen = _chosen(searched, options, goal, search)
+    if chosen is None:
         _finished(folder, configurations)
+        notes = unused(goal, options)
         return Plan(scenario.name, dict(goal.slo), tuple(options), None, supported=False, notes=notes, resumed=resumed)
-    chosen = min(serving, key=lambda at: _rank(options[at]))
-    configuration = searched[chosen]
-    assert isinstance(configuration, Configuration)
+    configuration = _lasting(searched[chosen], options[chosen])
     close = closer(configuration, options[chosen], goal, search)
     configuration.close()
+    options[chosen] = _updated(options[chosen], close.option)
     progress(Progress(total, total, close.option.label))
     _finished(folder, configurations, close.looked_at)
     best = close.option
     assert best.capacity is not None
+    cheapest = _cheapest(options)
+    compared = best if cheapest is None else options[cheapest]
+    found = _against_api(compared, goal)
     return Plan(
         scenario.name,
         dict(goal.slo),
@@ -81,11 +114,56 @@ def make_plan(
         supported=not close.doubts,
         doubts=close.doubts,
         headroom=Estimate(*(None if end is None else end / best.target - 1 for end in best.capacity)),  # type: ignore[arg-type]
-        break_even=_against_api(best, goal),
+        break_even=found,
         changes=close.changes,
-        notes=(*notes, *close.notes),
+        notes=(*unused(goal, options), *_of_the_load(scenario), *_notes(options), *close.notes),
+        holds=close.holds,
+        cheapest="" if cheapest is None else options[cheapest].label,
+        break_even_of="" if found is None else compared.label,
+        baseline=close.baseline,
         resumed=resumed,
     )
+
+
+def _chosen(
+    searched: Sequence[Configuration | Option], options: list[Option], goal: Goal, search: Search
+) -> int | None:
+    """The option with the fewest GPUs; it and the cheapest serve the target with as many seeds as they need, too."""
+    sure: set[int] = set()
+    while True:
+        serving = [at for at, option in enumerate(options) if option.serves]
+        if not serving:
+            return None
+        fewest_gpus, cheapest = min(serving, key=lambda at: _rank(options[at])), _cheapest(options)
+        unsure = {fewest_gpus, fewest_gpus if cheapest is None else cheapest} - sure
+        if not unsure:
+            return fewest_gpus
+        for at in sorted(unsure):
+            configuration = _lasting(searched[at], options[at])
+            options[at] = _at_target(enough(configuration, options[at], goal, search), configuration, goal, search)
+            configuration.close()
+        sure |= unsure
+
+
+def _cheapest(options: Sequence[Option]) -> int | None:
+    """The option that costs least for the target; of equals, the one with the fewest GPUs. None without prices."""
+    priced = [at for at, option in enumerate(options) if option.usd_for_target is not None]
+    return min(priced, key=lambda at: (options[at].usd_for_target, _rank(options[at])), default=None)
+
+
+def _lasting(searched: Configuration | Option, option: Option) -> Configuration:
+    """The configuration with runs as long as its survey made them."""
+    assert isinstance(searched, Configuration), "it serves the target"
+    own = searched.scenario.workload.requests
+    if option.requests is None or own is None or option.requests <= own:
+        return searched
+    return searched.lasting(option.requests)
+
+
+def _updated(option: Option, best: Option) -> Option:
+    """The option with what a closer look found of the system that serves the target."""
+    fields = ("fleet_capacity", "at_target", "usd_at_target", "extrapolated", "beyond")
+    return replace(option, **{name: getattr(best, name) for name in fields})
 
 
 def _finished(folder: Path | None, configurations: Sequence[Configuration], changes: Sequence[str] = ()) -> None:
@@ -127,6 +205,7 @@ def _configurations(scenario: Scenario, search: Search, folder: Path | None) -> 
     A point that cannot be is an option with its reason; where none can be, the first one's reason is raised.
     """
     seen = set()
+    _require_names(search)
     for point in _points(scenario, search):
         if isinstance(point, Option):
             yield point
@@ -148,6 +227,17 @@ def _configurations(scenario: Scenario, search: Search, folder: Path | None) -> 
             )
 
 
+def _require_names(search: Search) -> None:
+    """A model, device or profile of a search that nobody knows is a slip, not a configuration that cannot be."""
+    for key, find in (("model", catalogue.model), ("device", catalogue.device), ("profile", profiles.load)):
+        for name in search.over.get(key, ()):
+            if isinstance(name, str):
+                try:
+                    find(name)
+                except InputError as error:
+                    raise InputError(f"scenario.search.over.{key}", error.problem) from None
+
+
 def _points(scenario: Scenario, search: Search) -> list[Point | Option]:
     over = scenario.model_copy(update={"sweep": search.over, "seeds": 1})
     try:
@@ -164,6 +254,8 @@ def _points(scenario: Scenario, search: Search) -> list[Point | Option]:
         try:
             found += points(over.model_copy(update={"sweep": {key: (value,) for key, value in given.items()}}))
         except InputError as error:
+            if any(slip in error.problem for slip in _SLIPS):
+                raise InputError(error.place.replace("scenario.sweep", "scenario.search.over"), error.problem) from None
             errors.append(error)
             found.append(_impossible(scenario, given, error))
     if all(isinstance(each, Option) for each in found):
@@ -241,41 +333,95 @@ def _survey(configuration: Configuration) -> Option:
         usd_per_hour=usd_per_hour(configuration, goal, configuration.replicas),
     )  # fmt: skip
     seeds = seeds_of(configuration, search.seeds)
-    option = replace(option, saturation=saturation(configuration, seeds, configuration.replicas))
-    found = capacities(configuration, goal, search, configuration.replicas, seeds, target)
-    if not found.by_seed:
-        return replace(option, refused=found.reason, tests=found.tests)
-    capacity = found.capacity()
+    configuration, found = settled(configuration, goal, search, seeds, target)
     option = replace(
-        option, capacity=capacity, unstable_above=capacity.value if found.unstable else None, tests=found.tests
+        option,
+        saturation=saturation(configuration, seeds, configuration.replicas),
+        requests=configuration.sent(1),
+        drift=found.drift,
+        tests=found.tests,
+    )
+    if not found.by_seed:
+        return replace(option, refused=found.reason)
+    drawn = drawn_pairs(
+        configuration, goal, search, seeds,
+        drawn_of(configuration, search, found.by_seed[0], seeds[0], configuration.replicas), found.by_seed[0],
+    )  # fmt: skip
+    parts = [name for name, there in (("seeds", len(seeds) > 1), ("profile", bool(drawn))) if there]
+    capacity = found.capacity(drawn)
+    option = replace(
+        option,
+        capacity=capacity,
+        unstable_above=capacity.value if found.unstable else None,
+        drawn=drawn,
+        interval=" and ".join(parts),
     )
     option = with_money(option, configuration, found, seeds[0])
+    option = with_extrapolation(option, configuration, ((found.by_seed[0], seeds[0]),), configuration.replicas)
     count = replicas_for(configuration, goal, search, seeds, target, capacity.value)
     if count is None:
         return replace(option, refused=_why_not(configuration, search, capacity, target, found))
-    at_target = statistics(configuration, goal, target, count, seeds)
-    return replace(option, target_replicas=count, target_gpus=count * served.tensor_parallel, at_target=at_target)
+    option = replace(option, target_replicas=count, target_gpus=count * served.tensor_parallel)
+    return _at_target(option, configuration, goal, search)
+
+
+def _at_target(option: Option, configuration: Configuration, goal: Goal, search: Search) -> Option:
+    """The option with what the GPUs that serve the target do there and at most, and what they cost."""
+    count = option.target_replicas
+    if count is None:
+        return option
+    seeds = seeds_of(configuration, search.seeds)
+    found = together(configuration, goal, search, count, seeds, option.target)
+    option = replace(
+        option,
+        fleet_capacity=found._replace(drift=option.drift).capacity(option.drawn) if found.by_seed else None,
+        at_target=statistics(configuration, goal, option.target, count, seeds),
+    )
+    option = at_the_target(option, configuration, goal, seeds, count)
+    return with_extrapolation(option, configuration, ((option.target, seeds[0]),), count)
 
 
 def _why_not(configuration: Configuration, search: Search, capacity: Estimate, target: float, found: Found) -> str:
     load = configuration.load
     assert load is not None
-    beyond = f"{found.reason or 'unstable'} above {capacity.value:.3g} {load.unit}"
+    beyond = f"{found.reason or 'unstable'} above {capacity.value:.4g} {load.unit}"
     if configuration.scenario.replicas is not None:
-        return f"{beyond}, target {target:.3g}"
+        return f"{beyond}, target {target:.4g}"
     _, most = guessed(configuration, search, target, capacity.value)
     gpus = configuration.gpus(most) if most else search.most_gpus
     return f"more than {gpus} GPU{'s' if gpus > 1 else ''}: {beyond} on one replica"
 
 
-def _against_api(best: Option, goal: Goal) -> BreakEven | None:
-    """From which load on the GPUs cost less than the API, in the option's unit."""
-    if goal.api is None or best.usd_per_hour is None:
+def _against_api(option: Option, goal: Goal) -> BreakEven | None:
+    """From which load on the GPUs that serve the target cost less than the API, in the option's unit."""
+    capacity, usd = option.fleet_capacity, option.usd_for_target
+    if goal.api is None or usd is None or capacity is None:
         return None
-    assert best.capacity is not None and best.rate is not None and best.tokens is not None
+    assert option.capacity is not None and option.rate is not None and option.tokens is not None
     api = goal.api
-    found = break_even(best.usd_per_hour, best.rate.value, best.tokens, api.usd_per_mtok_input, api.usd_per_mtok_output)
-    return None if found is None else found._replace(load=found.utilisation * best.capacity.value)
+    # Requests a second for each load: 1, or what a user sends at the highest load, who sends more where less is waited.
+    factor = option.rate.value / option.capacity.value
+    found = break_even(usd, factor * capacity.value, option.tokens, api.usd_per_mtok_input, api.usd_per_mtok_output)
+    if found is None:
+        return None
+    low, high = (
+        None if end is None or not end else found.utilisation * capacity.value / end
+        for end in (capacity.high, capacity.low)
+    )
+    # The price at the target says what is really sent there: users of a full server send no more than fewer do.
+    total = option.usd_at_target.get("total")
+    per_request = (option.tokens.input + option.tokens.output) / 1e6
+    sent = factor * option.target if total is None else usd / 3600 / (per_request * total.value)
+    load = found.load * option.target / sent
+    return found._replace(
+        load=load, utilisation_low=low, utilisation_high=high, api_usd_per_hour=usd * sent / found.load
+    )
+
+
+def _of_the_load(scenario: Scenario) -> tuple[str, ...]:
+    """What a reader should know of the requests: rows of a trace that were left out, answers that were cut."""
+    sent = traffic(scenario.workload)
+    return (*sent.notes, *(() if sent.trace is None else trace_notes(sent.trace)))
 
 
 def _rank(option: Option) -> tuple[float, float, float]:
@@ -285,14 +431,14 @@ def _rank(option: Option) -> tuple[float, float, float]:
 
 
 def _notes(options: list[Option]) -> tuple[str, ...]:
-    notes = []
-    priced = [option for option in options if option.usd_for_target is not None]
-    if priced:
-        cheapest = min(priced, key=lambda option: option.usd_for_target or 0.0)
-        fewest_gpus = min(priced, key=_rank)
-        if (cheapest.usd_for_target or 0.0) < (fewest_gpus.usd_for_target or 0.0):
-            notes.append(
-                f"Cheaper with more GPUs: {cheapest.label}, {cheapest.target_gpus} GPUs, "
-                f"${cheapest.usd_for_target:,.2f} an hour instead of ${fewest_gpus.usd_for_target:,.2f}."
-            )
-    return tuple(notes)
+    cheapest = _cheapest(options)
+    if cheapest is None:
+        return ()
+    least, fewest_gpus = options[cheapest], min((each for each in options if each.serves), key=_rank)
+    if fewest_gpus.usd_for_target is None or least.usd_for_target >= fewest_gpus.usd_for_target:  # type: ignore[operator]
+        return ()
+    told = (
+        f"Cheaper with more GPUs: {least.label}, {least.target_gpus} GPUs, "
+        f"${least.usd_for_target:,.2f} an hour instead of ${fewest_gpus.usd_for_target:,.2f}."
+    )
+    return (told,)

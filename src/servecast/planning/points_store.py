@@ -3,7 +3,8 @@
 ``OUT/.NAME.points/`` belongs to ``OUT/NAME/``:
 
     points.jsonl        one line a finished run, written as it ends: its key and all that its scenario does not say
-    tables/KEY.npz      its requests and decisions, as long as all tables together are kept (`MOST_REQUESTS`)
+    tables/KEY.npz      its requests and decisions, as long as all tables together are kept (`MOST_REQUESTS`); its line
+                        has its hash, and a table of another hash is not there: its run is made again
     lock                held while a sweep is at work here
 
 The key of a run is a hash of all that decides its numbers: the point with its seed and its one policy, what the files
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from contextlib import contextmanager
 from functools import cache
@@ -31,6 +33,7 @@ from servecast.batch import OutOfMemory
 from servecast.engine import Run
 from servecast.planning.beyond import Beyond
 from servecast.planning.kept import Lines, held, remove, text_of, writing
+from servecast.report.tables import refuse_strangers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -85,19 +88,19 @@ class PointsStore:
         rows = {key: self._found[key] for key in keys if key in self._found}
         if not tables or sum(int(line["row"]["arrived_whole_run"]) for line in rows.values()) > MOST_REQUESTS:
             return {key: _made(line, None) for key, line in rows.items()}
-        there = {key: line for key, line in rows.items() if self._table(key).is_file()}
+        there = {key: line for key, line in rows.items() if _hash_of(self._table(key)) == line["table"] is not None}
         return {key: _made(line, _load(self._table(key))) for key, line in there.items()}
 
     def add(self, key: str, made: Made) -> None:
         """Keep a run that has ended. Its line is the last to be written."""
         line = _line(key, made)
         with writing(self._folder):
-            if made.run is not None:
-                self._add_table(key, made.run)
+            line["table"] = None if made.run is None else self._add_table(key, made.run)
             self._lines.add(line)
         self._found[key] = line
 
-    def _add_table(self, key: str, run: Run) -> None:
+    def _add_table(self, key: str, run: Run) -> str | None:
+        """Write a table; its hash."""
         self._tables.mkdir(exist_ok=True)
         unfinished = self._tables / "unfinished.npz"
         try:
@@ -105,6 +108,7 @@ class PointsStore:
             unfinished.replace(self._table(key))
         finally:
             unfinished.unlink(missing_ok=True)
+        return _hash_of(self._table(key))
 
     def drop_tables(self) -> None:
         """Keep the rows alone from now on."""
@@ -120,7 +124,10 @@ class PointsStore:
         self._found = {key: line for key, line in self._found.items() if key in keys}
         fresh = self._lines.path.with_suffix(".new")
         with writing(self._folder):
-            fresh.write_bytes(b"".join(map(text_of, self._found.values())))
+            with fresh.open("wb") as file:
+                file.write(b"".join(map(text_of, self._found.values())))
+                file.flush()
+                os.fsync(file.fileno())  # in place of what is on the disk only when it is there itself
             fresh.replace(self._lines.path)
             for table in self._tables.glob("*.npz"):
                 if table.stem not in self._found:
@@ -142,8 +149,10 @@ def opened(results: Path, *, fresh: bool = False) -> Iterator[PointsStore]:
 
     Raises
     ------
-    InputError : another process is at work there, it cannot be written, the disk is full, or it holds something else
+    InputError : another process is at work there, it cannot be written, the disk is full, or it or the results folder
+        holds something else
     """
+    refuse_strangers(results)  # said before anything is simulated
     with held(results) as (folder, made):
         store = PointsStore(folder, fresh=fresh)
         try:
@@ -234,6 +243,15 @@ def _save(path: Path, run: Run) -> None:
     columns["single"] = np.array([run.end_s, run.kv_blocks_total])
     columns["respond"] = np.array(run.respond)
     np.savez(path, **columns)
+
+
+def _hash_of(path: Path) -> str | None:
+    """A hash of a file; None where there is none that can be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+    except OSError:
+        return None
 
 
 def _load(path: Path) -> Run:

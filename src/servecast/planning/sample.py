@@ -17,6 +17,7 @@ import numpy as np
 from servecast.cost.model import regime
 from servecast.metrics.log import mean_shapes
 from servecast.planning.answer import Tokens
+from servecast.planning.beyond import Beyond, farthest
 from servecast.requests import Status
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Sample:
     busy : share of the busy seconds in each kind of step
     kept_out : what kept requests waiting: seats, KV blocks, the token budget
     queued : share of waiting in the tail of TTFT and of E2E
+    beyond : how far its steps lay outside the measured ones; None inside, and for a datasheet
     """
 
     row: dict[str, Value]
@@ -71,6 +73,16 @@ class Sample:
     busy: dict[str, float]
     kept_out: dict[str, Share]
     queued: dict[str, float]
+    beyond: Beyond | None = None
+
+    @property
+    def good_share(self) -> float | None:
+        """Good requests of all that arrived in the window; None where none are judged."""
+        rate, arrived = self.row["goodput_rps"], self.row["arrived"]
+        if rate is None or not arrived:
+            return None
+        window_s = float(self.row["window_end_s"] or 0.0) - float(self.row["window_start_s"] or 0.0)
+        return float(rate) * window_s / float(arrived)
 
     def data(self) -> dict[str, Any]:
         """Plain data."""
@@ -81,7 +93,11 @@ class Sample:
         """The sample of such data."""
         tokens = None if data["tokens"] is None else Tokens(*data["tokens"])
         kept_out = {name: Share(*share) for name, share in data["kept_out"].items()}
-        return cls(**{**data, "tokens": tokens, "kept_out": kept_out})
+        beyond = None
+        if data["beyond"] is not None:
+            factors, kinds, physics = data["beyond"]
+            beyond = Beyond(factors, tuple(kinds), physics)
+        return cls(**{**data, "tokens": tokens, "kept_out": kept_out, "beyond": beyond})
 
 
 def sample(run: Run, row: dict[str, Value], hardware: Hardware, policy: Policy) -> Sample:
@@ -101,6 +117,7 @@ def sample(run: Run, row: dict[str, Value], hardware: Hardware, policy: Policy) 
         _busy(run),
         _kept_out(run, hardware, policy),
         _queued(run),
+        farthest(run, hardware.cost),
     )
 
 
@@ -141,7 +158,9 @@ def _kept_out(run: Run, hardware: Hardware, policy: Policy) -> dict[str, Share]:
     found = {}
     for name, rows in (("batch limit", full), ("KV memory", memory), ("token budget", ~full & ~memory)):
         part = float(waited[rows].sum())
-        found[name] = Share(part / total, float(waited[rows & compute].sum()) / part if part else 0.0)
+        found[name] = Share(
+            min(part / total, 1.0), min(float(waited[rows & compute].sum()) / part, 1.0) if part else 0.0
+        )
     return found
 
 

@@ -313,7 +313,7 @@ def _run(point: Point, at: int, label: str, progress: Callable[[float], None], m
     busy = row["busy_fraction"]
     row["busy_fraction"] = busy / replicas if isinstance(busy, float) else busy  # of all engines together
     row["cancelled"] = 0 if sent.sessions is None else sent.sessions.cancelled
-    notes = (*sent.notes, *(() if sent.trace is None else _trace_notes(sent.trace)))
+    notes = (*sent.notes, *(() if sent.trace is None else trace_notes(sent.trace)))
     by_name = () if whose is None else tuple(by_tenant(made, whose, slo=slo, window=window))
     return Outcome(
         label, entry.kind, point.label, point.swept, point.seed, made, row, planned, judged_by,
@@ -346,7 +346,7 @@ def _prompts_failed(made: Run) -> bool:
     return bool(((requests["status"] == Status.OOM) & (requests["generated_tokens"] == 0)).any())
 
 
-def _trace_notes(report: TraceReport) -> tuple[str, ...]:
+def trace_notes(report: TraceReport) -> tuple[str, ...]:
     """What became of a trace's rows: those left out stand first, by reason, with their first line numbers."""
     left_out = [f"left out {rejected}" for rejected in report.rejected]
     return tuple(f"Trace: {note}." for note in (*left_out, *report.notes))

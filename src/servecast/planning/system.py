@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 
 #: Requests of a burst for each replica, and times its seats, at least.
 BURST_REQUESTS, BURST_ROWS = 1500, 6
+#: Requests of a lengthened run of several replicas, in all: what they send together is less uneven than what one does.
+TOGETHER = 10_000
+#: Requests of each user in a lengthened run of a closed loop, at least.
+TURNS = 5
 #: Keys of a scenario that decide nothing about what a load gives; replicas and router are told apart.
 _APART = {"name", "sweep", "seeds", "goal", "search", "cost", "replicas", "router"}
 #: Rates so close are the same: targets and measured values pass through decimal text.
@@ -56,6 +61,7 @@ class Configuration:
     label : ``continuous, max_num_seqs=64``
     replicas : as the scenario says, or 1
     folder : where simulated loads are kept; None: nowhere
+    requests : of a run for each replica, where requests are made and the scenario has fewer; None: as it has
     """
 
     label: str
@@ -65,6 +71,7 @@ class Configuration:
     router: str
     changed: dict[str, Any]
     folder: Path | None = None
+    requests: int | None = None
     _samples: dict[str, Sample] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
@@ -88,6 +95,24 @@ class Configuration:
 
     def gpus(self, replicas: int | None = None) -> int:
         return (replicas or self.replicas) * self.served.tensor_parallel
+
+    def lasting(self, requests: int) -> Configuration:
+        """The same with so many requests for each replica; loads that were simulated are shared."""
+        if requests == self.requests:
+            return self
+        # What is cached must be there before it is copied: two open files of kept loads would be one too many.
+        _ = self.served, self.policy, self.memory, self.load, self.kept
+        other = copy.copy(self)
+        object.__setattr__(other, "requests", requests)
+        return other
+
+    def sent(self, replicas: int) -> int | None:
+        """Requests of a run, but for what a warm-up or a burst takes; None of a recording."""
+        if self.load is None or not self.load.made:
+            return None
+        own = self.scenario.workload.requests
+        assert own is not None, "it is made"
+        return max(own * replicas, min((self.requests or 0) * replicas, max(self.requests or 0, TOGETHER)))
 
     @cached_property
     def digest(self) -> str:
@@ -136,7 +161,7 @@ class Configuration:
 
     def sample(self, load: float, seed: int, replicas: int, draw: Draw | None = None) -> Sample:
         """What a load gives: as remembered or kept on disk, else simulated; an infinite load is a burst."""
-        key = f"{float(load)!r} {seed} {replicas}" + ("" if draw is None else f" {draw.key}")
+        key = f"{float(load)!r} {seed} {replicas} {self.sent(replicas)}" + ("" if draw is None else f" {draw.key}")
         if key not in self._samples:
             found = None if self.kept is None else self.kept.found(key)
             if found is None:
@@ -150,15 +175,19 @@ class Configuration:
 
     def _burst_requests(self, replicas: int) -> int:
         seats: int = getattr(self.policy, "max_num_seqs", 0) or getattr(self.policy, "batch_size", 1)
-        return replicas * max(BURST_REQUESTS, BURST_ROWS * seats)
+        return max(replicas * max(BURST_REQUESTS, BURST_ROWS * seats), self.sent(replicas) or 0)
 
-    def _span(self, load: float) -> int:
-        """Requests that last as long at this load as the scenario's do at its own: what a warm-up leaves is no less."""
-        scenario = self.scenario
-        if self.load is None or not self.load.made or not (scenario.warmup_s or scenario.cooldown_s):
+    def _span(self, load: float, replicas: int) -> int:
+        """Requests of a run; what a warm-up leaves is no less than the scenario has at its own load."""
+        scenario, sent = self.scenario, self.sent(replicas)
+        if self.load is None or sent is None:
             return 1
+        if self.load.whole and self.requests is not None:
+            sent = max(sent, TURNS * int(load))
+        if not (scenario.warmup_s or scenario.cooldown_s):
+            return sent
         assert scenario.workload.requests is not None
-        return math.ceil(scenario.workload.requests * load / self.load.own)
+        return max(sent, math.ceil(scenario.workload.requests * load / self.load.own))
 
     def _window(self, load: float) -> Window:
         """The part that counts; of a recording that runs faster, the same part of the recording."""
@@ -173,7 +202,9 @@ class Configuration:
         workload = (
             scenario.workload.model_copy(update={"seed": seed})
             if self.load is None
-            else self.load.at(load, seed, replicas, self._burst_requests(replicas) if burst else self._span(load))
+            else self.load.at(
+                load, seed, replicas, self._burst_requests(replicas) if burst else self._span(load, replicas)
+            )
         )
         servers = [
             Server(

@@ -7,12 +7,12 @@
               random numbers as the profile itself, so that its difference is the profile's share alone
 
 The two are independent, so that their half-widths add in quadrature, on either side; so does the width of the bracket
-in which a search left a highest load. Where a draw has no bound (its queue grows for ever) the interval has none. The
-scale is taken to be the same
-for all steps of a run: single steps scatter and average out, but how much of the scatter is the profile's bias no
-profile says, so that the interval is on the wide side. A profile of single operators has no residuals of whole steps;
-the worst operator's left-out error stands for them. A datasheet has neither: its interval is of the seeds alone, and
-says so.
+in which a search left a highest load, and by how much that load moved when runs were made twice as long. Where a draw
+has no bound (its queue grows for ever) the interval has none. The scale is taken to be the same for all steps of a run:
+single steps scatter and average out, but how much of the scatter is the profile's bias no profile says, so that the
+interval is on the wide side. A profile of single operators has no residuals of whole steps; the worst operator's
+left-out error stands for them. A datasheet has neither: its interval is of the seeds alone, and says so. How far steps
+were outside what was measured widens no interval: see `beyond`.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ class Estimate(NamedTuple):
     value: float
     low: float | None = None
     high: float | None = None
+
+    def over(self, share: float) -> Estimate:
+        """The estimate divided by a number above 0."""
+        return Estimate(*(None if end is None else end / share for end in self))  # type: ignore[arg-type]
 
     def inverse(self, factor: float) -> Estimate:
         """``factor`` / value: what falls as the value grows, as dollars a token do with the rate."""
@@ -126,13 +130,19 @@ def _normal_quantile(rank: float) -> float:
 
 
 def estimate(
-    by_seed: Sequence[float], drawn: Sequence[tuple[float, float]] = (), *, most: float = math.inf, slack: float = 0.0
+    by_seed: Sequence[float],
+    drawn: Sequence[tuple[float, float]] = (),
+    *,
+    most: float = math.inf,
+    slack: float = 0.0,
+    drift: float = 0.0,
 ) -> Estimate:
     """The mean over seeds with its interval, widened by what draws of the profile change.
 
     drawn : with the profile itself, and with a draw in its place, everything else the same; infinite without a bound
     most : what the value cannot exceed; nothing here is below 0
     slack : share by which each value may be too low
+    drift : by which share runs half as long gave more (below 0: less): those still longer may give that much less
     """
     values = np.asarray(by_seed, float)
     mean = float(values.mean())
@@ -142,14 +152,14 @@ def estimate(
     if math.isinf(most) and (values > 0).all() and (here > 0).all():
         seeds = _half_width(np.log(values))
         least, greatest = _tails(there / here, 1.0)
-        below = math.hypot(seeds, math.log(least)) if least else math.inf
-        return Estimate(
-            mean, mean * math.exp(-below), mean * math.exp(math.hypot(seeds, math.log(greatest), math.log1p(slack)))
-        )
+        less, more = math.log1p(max(drift, 0.0)), math.log1p(max(-drift, 0.0))
+        below = math.hypot(seeds, math.log(least), less) if least else math.inf
+        above = math.hypot(seeds, math.log(greatest), math.log1p(slack), more)
+        return Estimate(mean, mean * math.exp(-below), mean * math.exp(above))
     seeds = _half_width(values)
     least, greatest = _tails(there - here, 0.0)
-    high = mean + math.hypot(seeds, greatest, mean * slack)
-    return Estimate(mean, max(mean - math.hypot(seeds, least), 0.0), min(high, most))
+    high = mean + math.hypot(seeds, greatest, mean * slack, mean * max(-drift, 0.0))
+    return Estimate(mean, max(mean - math.hypot(seeds, least, mean * max(drift, 0.0)), 0.0), min(high, most))
 
 
 def _half_width(values: np.ndarray[Any, Any]) -> float:

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
 
+from servecast.scenario import keypath
 from servecast.scenario.sections import Section, listed, refuse
+
+if TYPE_CHECKING:
+    from servecast.scenario.document import KeyPath
 
 #: Statistics that must be at most their target, as columns of the summary; ``slo_attainment`` must be at least it.
 _AT_MOST = re.compile(r"(ttft|tpot|itl|e2e|queue)_(mean|p50|p90|p95|p99)_s")
@@ -32,6 +36,8 @@ def _targets(targets: dict[str, float]) -> dict[str, float]:
                 (name,),
                 value=value,
             )
+        if value <= 0 and at_least(name):
+            raise refuse("is always met: give a share above 0, at most 1", (name,), value=value)
         if value <= 0:
             raise refuse("can never be met: give a number above 0", (name,), value=value)
         if at_least(name) and value > 1:
@@ -43,6 +49,29 @@ if TYPE_CHECKING:
     Values: TypeAlias = tuple[Any, ...]
 else:
     Values = listed(Any)
+
+#: What is asked, and how it is judged: options with other values answer other questions.
+_ASKED = frozenset(("goal", "search", "slo", "cost", "workload", "warmup_s", "cooldown_s", "horizon_s"))
+
+
+def _choices(over: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+    """A plan chooses how to serve what is asked. What is asked it may not choose: it would take the least."""
+    for key in over:
+        path = keypath.parse(key, f"scenario.search.over.{key}")
+        if path[0] in _ASKED and not _of_the_server(path):
+            raise refuse(
+                f"is part of what is asked, and the easiest would win: make a plan for each, with --set {key}=...",
+                (key,),
+            )
+    return over
+
+
+def _of_the_server(path: KeyPath) -> bool:
+    """Whether a key of the workload says how it is let in, and not what comes."""
+    return path[:2] in {("workload", "max_in_flight"), ("workload", "network")} or (
+        path[:2] == ("workload", "tenants") and path[3:] == ("priority",)
+    )
+
 
 Price: TypeAlias = Annotated[float, Field(ge=0, le=1e6)]
 
@@ -73,7 +102,7 @@ class Goal(Section):
 class Search(Section):
     """What a plan may change, and how thoroughly it looks."""
 
-    over: dict[str, Values] = Field(
+    over: Annotated[dict[str, Values], AfterValidator(_choices)] = Field(
         default_factory=dict, description="key path: list of values, as in sweep; replicas, profile and model too"
     )
     tolerance: Annotated[float, Field(gt=0, le=0.5)] = Field(
@@ -86,6 +115,11 @@ class Search(Section):
     most_seeds: Annotated[int, Field(ge=1, le=64)] = Field(12, description="but no more seeds than these")
     draws: Annotated[int, Field(ge=0, le=1000)] = Field(
         12, description="step times drawn from the profile's errors, for the interval; 0: none"
+    )
+    most_requests: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        20_000,
+        description="runs of made workloads are lengthened until the highest load settles, up to so many requests for "
+        "each replica; no more than workload.requests: not at all",
     )
     most_gpus: Annotated[int, Field(ge=1, le=4096)] = Field(64, description="no plan with more GPUs")
     try_changes: bool = Field(True, description="try what the best plan would gain by one change")

@@ -86,6 +86,10 @@ def _problem(detail: ErrorDetails, path: KeyPath, schema: type[BaseModel], data:
         return f"{_shown(value)} is out of range: give a number {_range(field)}{wanted}"
     if kind == "finite_number":
         return f"{_shown(value)} is not finite: give a number {_range(field)}{wanted}"
+    if kind in {"string_too_long", "too_long"}:
+        units = "characters" if isinstance(value, str) else "entries"
+        most = context["max_length"]
+        return f"{_shown(value)} has {len(value):,} {units}: give at most {most}{wanted}"
     if kind == "string_pattern_mismatch":
         return f"{_shown(value)} is not allowed here: give{wanted}"
     if kind in {"too_short", "string_too_short"}:
@@ -94,8 +98,10 @@ def _problem(detail: ErrorDetails, path: KeyPath, schema: type[BaseModel], data:
         example = f"{{kind: fixed, tokens: {value}}}" if "fixed" in kinds else f"{{kind: {kinds[0]}, ...}}"
         return f"{_shown(value)} is {_named(value)}: give a mapping with its kind ({_either(kinds)}), as {example}"
     if value is None:
-        return f"nothing is given (null): give {_WANTED.get(kind, detail['msg'])}{wanted}"
-    return f"{_shown(value)} is {_named(value)}: give {_WANTED.get(kind, detail['msg'])}{wanted}"
+        return f"nothing is given (null): give {_WANTED.get(kind, 'a value')}{wanted}"
+    if kind not in _WANTED:  # pydantic's own words are a sentence
+        return f"{_shown(value)} cannot stand here: {detail['msg'][:1].lower()}{detail['msg'][1:]}{wanted}"
+    return f"{_shown(value)} is {_named(value)}: give {_WANTED[kind]}{wanted}"
 
 
 _MAPPINGS = frozenset(("dict_type", "model_type", "model_attributes_type"))
@@ -155,11 +161,13 @@ def _range(field: FieldInfo | None) -> str:
             low = (f"above {limit.gt:g}", f"({limit.gt:g}")
         elif hasattr(limit, "ge"):
             low = (f"of at least {limit.ge:g}", f"[{limit.ge:g}")
+        elif hasattr(limit, "lt"):
+            high = (f"below {limit.lt:g}", f"{limit.lt:g})")
         elif hasattr(limit, "le"):
-            high = f"{limit.le:g}]"
+            high = (f"of at most {limit.le:g}", f"{limit.le:g}]")
     if low and high:
-        return f"in {low[1]}, {high}"
-    return low[0] if low else "that is finite"
+        return f"in {low[1]}, {high[1]}".replace("e+0", "e")
+    return (low or high or ("that is finite",))[0].replace("e+0", "e")
 
 
 def _limits(field: FieldInfo | None) -> Iterator[Any]:
@@ -169,7 +177,7 @@ def _limits(field: FieldInfo | None) -> Iterator[Any]:
     pending: list[Any] = [*field.metadata, field.annotation]
     while pending:
         item = pending.pop(0)
-        if any(hasattr(item, name) for name in ("gt", "ge", "le")):
+        if any(hasattr(item, name) for name in ("gt", "ge", "lt", "le")):
             yield item
         metadata = getattr(item, "__metadata__", ()) or getattr(item, "metadata", ())
         if isinstance(metadata, tuple | list):
@@ -222,6 +230,8 @@ def _field(schema: type[BaseModel], path: KeyPath, data: object) -> FieldInfo | 
         return None
     at = max(index for index, part in enumerate(path) if isinstance(part, str))
     section = _section(schema, path[:at], data)
+    if section is None and at:  # a key of a mapping that the scenario's author names: its field is the mapping's
+        return _field(schema, path[:at], data)
     return section.model_fields.get(names[-1]) if section is not None else None
 
 

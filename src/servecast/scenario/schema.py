@@ -362,7 +362,9 @@ class Scenario(Section):
     """One scenario: a model on a device, a workload, the policies to compare."""
 
     name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="name of the results folder: letters, digits, . _ -"
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        max_length=100,
+        description="name of the results folder: letters, digits, . _ -",
     )
     model: NameOrPath = Field(description="catalogue name (servecast list models) or the path of a config.json")
     profile: NameOrPath | None = Field(

@@ -1,0 +1,257 @@
+"""The page and the files of a plan: what was planned, what it rests on, how to make it again, in words for a boss."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pages
+import pytest
+import yaml
+from test_cli import command
+
+from servecast.planning import plan_lead, plan_names, plan_table
+from servecast.planning.answer import BreakEven, Fleet
+from servecast.planning.plan_basis import Basis, Rest, basis_of
+from servecast.planning.plan_page import page
+from servecast.planning.planner import make_plan
+from servecast.planning.uncertainty import Estimate
+from servecast.scenario import load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCENARIO = """
+name: small
+model: qwen3-14b
+profile: h100-qwen3-14b-ops
+workload:
+  arrivals: {kind: poisson, rate_rps: 8}
+  prompt_tokens: {kind: fixed, tokens: 200}
+  output_tokens: {kind: fixed, tokens: 20}
+  requests: 60
+policies: [{kind: continuous, like: vllm-0.19}]
+goal:
+  slo: {ttft_p99_s: 1.0, tpot_p95_s: 0.04}
+  rate_rps: 8
+  usd_per_gpu_hour: {h100-sxm: 2.0, h200: 3.0}
+search:
+  over: {profile: [h100-qwen3-14b-ops, h200-qwen3-14b-ops]}
+  seeds: 1
+  tolerance: 0.2
+  draws: 0
+  most_requests: 200
+  try_changes: false
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a plan whose goal was changed on the command line."""
+    folder = tmp_path_factory.mktemp("plan")
+    (folder / "small.yaml").write_text(SCENARIO)
+    changed = ("--set", "goal.rate_rps=12", "--set", "policies[0].max_num_seqs=64")
+    assert command("plan", folder / "small.yaml", *changed, "--out", folder / "results") == 0
+    return folder / "results/small-plan"
+
+
+# ---- again ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_of_the_page_gives_the_same_plan(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    html = (made / "plan.html").read_text(encoding="utf-8")
+    [shown] = re.findall(r'aria-label="Command">servecast (.*?)</pre>', html)
+    monkeypatch.chdir(made)
+    assert command(*shown.split(), "--out", tmp_path) == 0
+    for name in ("plan.json", "options.csv", "scenario.yaml"):
+        assert (tmp_path / "small-plan" / name).read_bytes() == (made / name).read_bytes(), name
+
+
+def test_the_scenario_beside_it_has_every_default_and_what_was_set(made: Path) -> None:
+    data = yaml.safe_load((made / "scenario.yaml").read_text(encoding="utf-8"))
+    assert data["goal"]["rate_rps"] == 12
+    assert data["engine"]["block_size"] == 16
+    assert data["search"]["half_width"] == 0.05
+    # A search over devices settles nothing that follows from one of them.
+    assert data["engine"]["gpu_memory_utilization"] is None
+    assert data["policies"] == [{"kind": "continuous", "like": "vllm-0.19", "max_num_seqs": 64}]
+    assert data["derived"]["device"] == "h100-sxm"
+    assert load(made / "scenario.yaml").policies[0].max_num_seqs == 64
+
+
+def test_a_search_on_one_device_settles_its_defaults(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(SCENARIO)
+    scenario = load(tmp_path / "small.yaml", {"search.over": {"replicas": [1]}})
+    basis = basis_of(scenario, make_plan(scenario))
+    assert basis.scenario["engine"]["gpu_memory_utilization"] == 0.92
+    assert basis.scenario["policies"][0]["max_num_seqs"] == 1024
+    assert [rest.name for rest in basis.rests] == ["h100-qwen3-14b-ops"]
+
+
+# ---- what it rests on ----------------------------------------------------------------------------------------------
+
+
+def test_the_page_says_what_was_planned_and_how_far_to_trust_it(made: Path) -> None:
+    html = (made / "plan.html").read_text(encoding="utf-8")
+    for title in ("How far to trust it", "What is assumed"):
+        assert f"<h2>{title}</h2>" in html
+    assert (made / "scenario.yaml").read_text(encoding="utf-8") in html.replace("&#x27;", "'")
+    assert "put together of operators that were measured one by one" in html
+    assert "fitted to measured steps" not in html
+    assert 'id="step-errors"' in html
+    assert "<h3>h200-qwen3-14b-ops</h3><p>Step times: put together of operators" in html
+    known = json.loads((made / "plan.json").read_text(encoding="utf-8"))
+    for option in known["options"]:
+        assert not option["beyond"] or option["beyond"].split(":")[0] in html
+
+
+def test_the_json_echoes_workload_prices_and_search(made: Path) -> None:
+    told = json.loads((made / "plan.json").read_text(encoding="utf-8"))
+    assert told["schema_version"] == 1
+    assert told["scenario"]["workload"]["prompt_tokens"] == {"kind": "fixed", "tokens": 200}
+    assert told["scenario"]["goal"]["usd_per_gpu_hour"] == {"h100-sxm": 2.0, "h200": 3.0}
+    assert told["scenario"]["search"]["over"] == {"profile": ["h100-qwen3-14b-ops", "h200-qwen3-14b-ops"]}
+    assert set(told["step_errors"]) == {"h100-qwen3-14b-ops", "h200-qwen3-14b-ops"}
+    assert all(text.startswith("Step times: put together") for text in told["step_errors"].values())
+
+
+def test_what_is_printed_for_scripts_is_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text(SCENARIO)
+    assert command("plan", "small.yaml", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "results/small-plan/plan.json").read_text())
+
+
+def test_a_data_sheet_is_called_uncalibrated() -> None:
+    html = page(pages.made_plan(), b"", Basis({"name": "x"}, (Rest("h100-sxm", "No error is known."),)))
+    assert "roofline of h100-sxm&#39;s data sheet: <strong>uncalibrated</strong>" in html
+
+
+# ---- one price, one name -------------------------------------------------------------------------------------------
+
+
+def test_the_best_has_one_price_at_its_highest_load_wherever_it_stands() -> None:
+    """The survey's price of one GPU is another than that of the GPUs that serve the target."""
+    plan = pages.made_plan()
+    best = replace(plan.best, usd_per_mtok={"output": Estimate(0.123, 0.1, 0.15)})
+    html = page(replace(plan, best=best), b"")
+    heads, rows = plan_table.configurations(replace(plan, best=best))
+    at = heads.index("$/M output at the highest load")
+    assert [row[at] for row in rows] == ["0.123", "0.4", "\u2013"]
+    points = re.findall(r'aria-label="continuous; of the highest load 100%; \$/M output tokens ([\d.]+)', html)
+    assert points == ["0.123"]
+    assert "makes a million output tokens for $0.123" in html
+
+
+def test_a_table_says_what_people_ask_first() -> None:
+    heads, rows = plan_table.configurations(pages.made_plan())
+    assert heads == (
+        "configuration", "GPU", "GPUs of a replica", "GPUs for the target", "$/hour for the target",
+        "$/M output at the target", "highest load of each GPU [requests/s], 90 % interval",
+        "$/M output at the highest load", "remark",
+    )  # fmt: skip
+    assert rows[0][:6] == ("continuous", "TOY GPU", "1", "3", "7.50", "0.48")
+    assert rows[1][2:4] == ("2", "4")
+    assert [row[-1] for row in rows] == ["the plan", "", "out of memory"]
+
+
+def option(label: str, **changed: Any) -> Any:
+    return pages.option(label, 8.0, changed=changed)
+
+
+@pytest.mark.parametrize(
+    ("options", "names", "common"),
+    [
+        ((option("continuous, profile=a", profile="a"), option("continuous, profile=b", profile="b")), ["a", "b"], "continuous"),
+        ((option("continuous, max_num_seqs=1", **{"policies[0].max_num_seqs": 1}),
+          option("continuous, max_num_seqs=2", **{"policies[0].max_num_seqs": 2})), ["max_num_seqs=1", "max_num_seqs=2"], "continuous"),
+        ((option("p, profile=a, max=1", profile="a", max=1), option("q, profile=b, max=1", profile="b", max=1)),
+         ["p, a", "q, b"], "max=1"),
+        # One that is no scenario has no policy in its label.
+        ((option("continuous, profile=a", profile="a"), option("profile=b", profile="b")), ["a", "b"], "continuous"),
+        ((option("static"), option("continuous")), ["static", "continuous"], ""),
+        ((option("alone", profile="a"),), ["alone"], ""),
+        ((option("strange", profile="a"), option("continuous, profile=b", profile="b")), ["strange", "continuous, profile=b"], ""),
+    ],
+)  # fmt: skip
+def test_configurations_are_named_by_what_differs(options: Any, names: list[str], common: str) -> None:
+    plan = replace(pages.made_plan(), options=options, best=options[0], cheapest=options[-1].label)
+    short, shared = plan_names.shortened(plan)
+    assert [each.label for each in short.options] == names
+    assert (short.best.label, short.cheapest, shared) == (names[0], names[-1], common)
+
+
+# ---- in words ------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_sentence_is_for_whoever_pays() -> None:
+    plan = pages.made_plan()
+    assert plan_lead.lead(plan) == "3 TOY GPU for 20 requests/s: $7.50 an hour, $0.48 per million output tokens."
+    split = replace(
+        plan.best, device="h100-sxm", tensor_parallel=4, replicas=2, target_gpus=8, usd_per_hour=None, usd_at_target={}
+    )
+    assert plan_lead.lead(replace(plan, best=split)) == "2 replicas of 4 H100 SXM each for 20 requests/s."
+    one = replace(split, replicas=1)
+    assert plan_lead.lead(replace(plan, best=one)).startswith("1 replica of 4 H100 SXM for")
+
+
+def test_the_rest_has_no_names_of_columns_and_no_minus_nothing() -> None:
+    plan = replace(pages.made_plan(), headroom=Estimate(-0.001, -0.1, 0.1), supported=False,
+                   doubts=("ttft_p99_s may be 1.2 at the target load, 1 is wanted",))  # fmt: skip
+    told = plan_lead.rest(plan)
+    assert "p99 time to first token 0.4 s (0.38 to 0.44), at most 1 s wanted" in told
+    assert "p99 time to first token may be 1.2" in told
+    assert "no headroom to speak of" in told
+    assert "does not support" in told
+    assert "_s " not in told
+    assert "-0" not in page(plan, b"").split("<svg", maxsplit=1)[0]
+    sure = replace(
+        plan,
+        holds=Fleet(4, 4, Estimate(30.0, 21.0, 35.0), 10.0),
+        break_even=BreakEven(6.0, 0.25),
+        break_even_of="two GPUs",
+    )
+    assert "To be sure: 4 TOY GPU at $10.00 an hour, which carry 30 (21 to 35) requests/s." in plan_lead.rest(sure)
+    assert "two GPUs is cheaper than the API from 6 requests/s on (25 % of the highest load)." in plan_lead.rest(sure)
+
+
+def test_where_nothing_serves_it_says_what_stands_in_the_way() -> None:
+    plan = pages.made_plan()
+    refused = replace(plan.options[0], refused="tpot_p95_s 0.06, target 0.04 above 8 requests/s", target_gpus=None)
+    none = replace(plan, best=None, options=(refused, plan.options[2]), headroom=None)
+    assert plan_lead.lead(none) == "No configuration serves 20 requests/s within the targets."
+    assert (
+        plan_lead.rest(none)
+        == "The nearest, continuous: p95 time per output token 0.06, target 0.04 above 8 requests/s."
+    )
+    nothing = replace(none, options=(plan.options[2],))
+    assert plan_lead.rest(nothing) == "At no load is the goal met: out of memory."
+
+
+@pytest.mark.parametrize(
+    ("share", "told", "words"),
+    [
+        (0.0, "0 %", "no headroom"),
+        (-0.004, "0 %", "no headroom"),
+        (0.2, "+20 %", "20 % above"),
+        (-0.1, "-10 %", "10 % below"),
+    ],
+)
+def test_shares_round_to_nothing_without_a_sign(share: float, told: str, words: str) -> None:
+    assert plan_lead.signed(share) == told
+    assert words in plan_lead.spare(share)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("ttft_p99_s", "p99 time to first token"), ("tpot_p95_s", "p95 time per output token"), ("e2e_mean_s", "mean time to the last token"),
+     ("slo_attainment", "share of requests within slo"), ("saturation, at any wait", "saturation, at any wait"), ("x_p99_s", "x_p99_s")],
+)  # fmt: skip
+def test_statistics_as_people_say_them(name: str, told: str) -> None:
+    assert plan_names.statistic(name) == told
