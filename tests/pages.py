@@ -9,6 +9,7 @@ import toy_runs as toy
 
 from servecast.planning import plan_files
 from servecast.planning.answer import BreakEven, Change, Option, Plan, Tokens
+from servecast.planning.plan_basis import Basis, Rest
 from servecast.planning.uncertainty import Estimate
 from servecast.report import page as report_page
 from servecast.report.plots import draw
@@ -76,14 +77,17 @@ def option(label: str, each: float, parallel: int = 1, **fields: Any) -> Option:
         "unit": "requests/s", "target": 20.0, "capacity": capacity, "target_replicas": 3, "target_gpus": 3 * parallel,
         "usd_per_hour": 2.5 * parallel, "tokens": Tokens(1000.0, 200.0), "binds": "KV memory",
         "usd_per_mtok": {"output": Estimate(0.4, 0.38, 0.42), "total": Estimate(0.07, 0.065, 0.075)},
+        "usd_at_target": {"output": Estimate(0.48, 0.46, 0.5), "total": Estimate(0.084, 0.08, 0.09)},
     }  # fmt: skip
     return Option(label, **(defaults | fields))
 
 
 def made_plan(name: str = "toy", label: str = "continuous") -> Plan:
     """Three configurations, one of which cannot be."""
-    best = option(label, 24.0, replicas=3, at_target={"ttft_p99_s": Estimate(0.4, 0.38, 0.44)})
-    refused = option("static", 0.1, capacity=None, refused="out of memory", target_gpus=None, usd_per_mtok={})
+    best = option(label, 24.0, replicas=3, usd_per_hour=7.5, at_target={"ttft_p99_s": Estimate(0.4, 0.38, 0.44)})
+    refused = option(
+        "static", 0.1, capacity=None, refused="out of memory", target_gpus=None, usd_per_mtok={}, usd_at_target={}
+    )
     return Plan(
         name, {"ttft_p99_s": 1.0}, (option(label, 8.0), option("two GPUs", 13.0, 2, target_replicas=2, target_gpus=4), refused), best, True,
         headroom=Estimate(0.2, 0.14, 0.25), break_even=BreakEven(6.0, 0.25),
@@ -91,14 +95,21 @@ def made_plan(name: str = "toy", label: str = "continuous") -> Plan:
     )  # fmt: skip
 
 
+def basis(name: str = "toy") -> Basis:
+    """What such a plan rests on: a profile, and a data sheet."""
+    profile = toy.chat_results(rates=(6,), requests=4).profile
+    rests = (Rest(name, f"Step times of {name}.", profile), Rest("toy-sheet", "No error is known."))
+    return Basis({"name": name, "workload": {"requests": 40}, "goal": {"note": name}}, rests)
+
+
 def plan(folder: Path) -> Path:
     """The page of a plan."""
-    return plan_files.write(made_plan(), folder / "toy-plan")
+    return plan_files.write(made_plan(), folder / "toy-plan", basis())
 
 
 def bad_plan(folder: Path) -> Path:
     """The page of a plan of bad names."""
-    return plan_files.write(made_plan(HOSTILE, HOSTILE), folder / "bad-plan")
+    return plan_files.write(made_plan(HOSTILE, HOSTILE), folder / "bad-plan", basis(HOSTILE))
 
 
 def summary(page: Path) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import servecast
 from servecast import report
-from servecast.report import page, sweep_charts
+from servecast.report import evidence, page, sweep_charts
 from servecast.report.charts import Axis, Chart, Datum, Panel, Series, figure
 from servecast.report.charts.looks import DARK, LIGHT, MARKERS, PATHS, places
 from servecast.report.charts.scales import scale
@@ -147,6 +147,34 @@ def test_without_a_price_there_is_no_cost(tmp_path: Path) -> None:
     html = report.write(results, tmp_path).read_text(encoding="utf-8")
     assert 'id="price"' not in html
     assert "cost-curve" not in html
+
+
+def test_errors_are_told_as_what_they_are(swept: Path) -> None:
+    """A p95 is no worst case, and operators that were put together are no fitted steps."""
+    html = swept.read_text(encoding="utf-8")
+    assert "at worst" not in html
+    assert "95 of 100 to within its pale end (p95), and the rest lie beyond it. The largest p95 is " in html
+    assert "a cost model fitted to measured steps" in html
+    error = {"median": 0.02, "p95": 0.2, "signed_mean": 0.0, "count": 9, "along": "n"}
+    put_together = {"kind": "tabulated", "held_out": [{"operator": "GEMM", **error}]}
+    told = evidence.trusted(put_together, calibrated=True, device=None)
+    assert "put together of operators that were measured one by one" in told
+    assert "fitted to measured steps" not in told
+    assert "Points that their own table had not" in told
+    assert "The largest p95 is 20 %" in told
+    whole = {"kind": "tabulated", "held_out": [{"operator": "whole step", **error}]}
+    assert "tables of whole steps" in evidence.trusted(whole, calibrated=True, device=None)
+    assert "states no errors" in evidence.trusted(None, calibrated=True, device=None)
+
+
+def test_idle_slots_are_one_thing(swept: Path) -> None:
+    """The table's are of slot time; the chart's part is of token places, has another name, and says why it differs."""
+    html = swept.read_text(encoding="utf-8")
+    chart = html[html.index('<figure class="chart lone" id="tokens"') : html.index('<section id="roof"')]
+    assert "empty places of a closed batch" in chart
+    assert "idle slots of a closed batch" not in html
+    assert "The table&#x27;s idle slots are the same as a share of slot time" in chart
+    assert "idle slots: share of slot time (slots times steps)" in html
 
 
 # ---- what it is made of -------------------------------------------------------------------------------------------
@@ -296,7 +324,7 @@ def test_names_are_text_wherever_they_stand(make: Any, tmp_path: Path) -> None:
     known = {
         "class", "id", "viewbox", "role", "aria-label", "aria-hidden", "aria-pressed", "x", "y", "width", "height", "rx", "d",
         "transform", "tabindex", "data-s", "type", "href", "download", "scope", "lang", "charset", "name", "content", "hidden", "open",
-        "src", "alt",
+        "src", "alt", "data-label",
     }  # fmt: skip
     assert {name for _, attributes in read.tags for name in attributes} <= known
     assert any(pages.HOSTILE in str(entry.get("aria-label")) for entry in read.all("g"))

@@ -243,6 +243,58 @@ def test_a_legend_puts_a_policy_out_and_in(desktop: browser.Opened) -> None:
     assert points.evaluate_all("(all) => all.filter((each) => each.getClientRects().length).length") == shown > 0
 
 
+def test_a_row_of_configurations_is_a_card_on_a_phone(chromium: Any, made: dict[str, Path]) -> None:
+    with browser.opened(chromium, made["plan"], "phone") as one:
+        cells = one.page.locator("table.cards td").evaluate_all(
+            "(all) => all.filter((each) => each.getClientRects().length).map((each) => {const box = each.getBoundingClientRect(); "
+            "return [getComputedStyle(each, '::before').content.slice(1, -1), each.textContent, box.left, box.right];})"
+        )
+        assert ["GPUs for the target", "3"] in [cell[:2] for cell in cells]
+        assert all(label and left >= 0 and right <= 390 for label, _, left, right in cells)
+        assert not one.page.locator("table.cards thead th").first.is_visible() or (
+            one.page.locator("table.cards thead").bounding_box()["width"] <= 1
+        )
+
+
+@pytest.mark.parametrize(("size", "hinted"), [("phone", True), ("desktop", False)])
+def test_a_table_that_goes_on_beyond_its_edge_says_so(
+    chromium: Any, made: dict[str, Path], size: str, hinted: bool
+) -> None:
+    with browser.opened(chromium, made["swept"], size) as one:
+        table = one.page.locator("#compared .wide")
+        wide = table.evaluate("(node) => node.scrollWidth > node.clientWidth + 1")
+        content = table.evaluate("(node) => getComputedStyle(node, '::after').content")
+        assert ("scroll" in content) is wide is hinted
+        if hinted:
+            box = table.evaluate("(node) => node.getBoundingClientRect().bottom")
+            assert box > 0
+            table.evaluate("(node) => { node.scrollLeft = 9999; }")
+            assert table.evaluate("(node) => node.scrollLeft") > 0
+        one.page.emulate_media(media="print")
+        assert table.evaluate("(node) => getComputedStyle(node, '::after').content") == "none"
+
+
+@pytest.mark.parametrize("name", ["swept", "plan"])
+def test_on_paper_nothing_is_cut_and_headings_stay_with_their_charts(
+    chromium: Any, made: dict[str, Path], name: str
+) -> None:
+    with browser.opened(chromium, made[name]) as one:
+        one.page.emulate_media(media="print")
+        one.page.set_viewport_size({"width": 690, "height": 1000})  # A4 less its margins
+        cut = one.page.evaluate(
+            "[...document.querySelectorAll('.tiles li, .panels, table, pre')].filter((each) => "
+            "each.getClientRects().length && each.getBoundingClientRect().right > 689).map((each) => each.outerHTML.slice(0, 60))"
+        )
+        assert cut == []
+        tops = one.page.locator(".tiles li").evaluate_all(
+            "(all) => all.map((each) => each.getBoundingClientRect().top)"
+        )
+        assert len(set(tops)) == 1
+        kept = "(all) => all.map((each) => [getComputedStyle(each).breakAfter, getComputedStyle(each).breakInside])"
+        assert {after for after, _ in one.page.locator("h2, figcaption").evaluate_all(kept)} == {"avoid"}
+        assert {inside for _, inside in one.page.locator("figure.chart, .tiles").evaluate_all(kept)} == {"avoid"}
+
+
 @pytest.mark.parametrize("name", ["swept", "plan"])
 def test_a_page_prints_in_ink_on_white(chromium: Any, made: dict[str, Path], name: str) -> None:
     with browser.opened(chromium, made[name], "desktop", "dark") as one:

@@ -317,6 +317,7 @@ def summary_of(**columns: list[Any]) -> pd.DataFrame:
         "arrived": [100] * count, "goodput_rps": [None] * count, "ttft_p99_s": [0.4] * count,
         "tpot_p50_s": [0.020] * count, "oom_failed": [0] * count, "oom_events": [0] * count, "rejected": [0] * count,
         "unfinished": [0] * count, "usd_per_mtok_output": [None] * count, "regime": ["stable"] * count,
+        "slo_attainment": [None] * count, "itl_p99_s": [None] * count,
     }  # fmt: skip
     base["ttft_p50_s"] = [value / 2 for value in columns.get("ttft_p99_s", base["ttft_p99_s"])]
     keys = [name for name in columns if name == "policy" or (name not in base and name not in _MEASURED)]
@@ -324,6 +325,7 @@ def summary_of(**columns: list[Any]) -> pd.DataFrame:
     return frame[[*keys, "seed", *frame.columns.drop([*keys, "seed"])]]
 
 
+RATE = "arrivals.rate_rps"  # an axis of load
 _MEASURED = ("request_throughput_rps", "ttft_p50_s", "busy_fraction")
 
 
@@ -389,14 +391,14 @@ def test_verdict_never_says_one_time_sooner() -> None:
 def test_verdict_takes_each_policys_best_point_and_means_over_seeds() -> None:
     summary = summary_of(
         policy=["a", "a", "b", "b", "b", "b"],
-        rate=[1, 1, 1, 1, 2, 2],
         seed=[1, 2, 1, 2, 1, 2],
         request_throughput_rps=[5.0, 5.0, 1.0, 1.0, 9.0, 11.0],
+        **{RATE: [1, 1, 1, 1, 2, 2]},
     )
-    assert report.verdict(summary).startswith("B serves 10 req/s at rate 2, 2 times a (5 at rate 1),")
+    assert report.verdict(summary).startswith("B serves 10 req/s at rate_rps 2, 2 times a (5 at rate_rps 1),")
     summary["oom_failed"] = [3, 3, 5, 7, 0, 0]
     assert report.verdict(summary).endswith(
-        "; as memory runs out a loses requests at rate 1 (3 of 100 there) and b loses requests at rate 1 and below "
+        "; as memory runs out a loses requests at rate_rps 1 (3 of 100 there) and b loses requests at rate_rps 1 and below "
         "(6 of 100 there)."
     )
 
@@ -406,23 +408,23 @@ def test_verdict_is_about_the_highest_load_that_is_stable() -> None:
     rates = [1, 2, 4, 1, 2, 4]
     summary = summary_of(
         policy=["static"] * 3 + ["continuous"] * 3,
-        rate=rates,
         offered_rps=rates,
         request_throughput_rps=[0.9, 0.95, 0.96, 1.0, 1.99, 2.5],
         regime=["overloaded"] * 3 + ["stable", "stable", "overloaded"],
         usd_per_mtok_output=[9.0, 8.0, 7.0, 3.0, 2.0, 1.0],
+        **{RATE: rates},
     )
     assert report.verdict(summary) == (
-        "Continuous serves 1.99 req/s at rate 2, 2.2 times static (0.900 at rate 1, overloaded), with p99 TTFT at 400 ms, "
+        "Continuous serves 1.99 req/s at rate_rps 2, 2.2 times static (0.900 at rate_rps 1, overloaded), with p99 TTFT at 400 ms, "
         "median TPOT at 20 ms and $2 per million output tokens."
     )
     assert report.verdict(summary.assign(regime="overloaded")).startswith(
-        "Continuous serves 1 req/s (overloaded) at rate 1"
+        "Continuous serves 1 req/s (overloaded) at rate_rps 1"
     )
     seeds = pd.concat([summary, summary.assign(seed=2, regime="stable")], ignore_index=True)
     rows = per_policy(seeds)
     assert rows["regime"].tolist() == ["1 of 2 stable"] * 3 + ["stable", "stable", "1 of 2 stable"]
-    assert judged(rows).rows["rate"].tolist() == [2, 1]
+    assert judged(rows).rows[RATE].tolist() == [2, 1]
     assert report.comparison_rows(summary_like(seeds))[0]["queue"] == "1 of 2 stable"
 
 
@@ -493,21 +495,167 @@ def test_verdict_with_targets() -> None:
     assert ", where other serves 0.0500 and static none (overloaded), with" in report.verdict(none)
 
 
+def test_where_is_the_point_of_the_headline() -> None:
+    """A policy that serves next to nothing has its figure at the headline's point, and its most with its own."""
+    summary = summary_of(
+        policy=["static"] * 2 + ["continuous"] * 2,
+        request_throughput_rps=[2.38, 2.38, 7.8, 11.0],
+        goodput_rps=[0.00195, 0.00368, 7.76, 0.1],
+        regime=["overloaded", "overloaded", "stable", "overloaded"],
+        **{RATE: [8, 20, 8, 20]},
+    )
+    told = report.verdict(summary)
+    assert told.startswith(
+        "Continuous serves 7.76 req/s within the targets at rate_rps 8, where static serves 0.00195 (overloaded; at most "
+        "0.00368, at rate_rps 20), with"
+    )
+    assert told.endswith(
+        "late answers included, continuous serves 11 (overloaded at rate_rps 20) and static 2.38 (overloaded at rate_rps 8) "
+        "req/s."
+    )
+    nowhere = summary.drop(index=0)  # it has no such point
+    assert "at rate_rps 8, against static 0.00368 (overloaded at rate_rps 20), with" in report.verdict(nowhere)
+    none = summary.assign(goodput_rps=[0.0, 0.00368, 7.76, 0.1])
+    assert "where static serves none (overloaded; at most 0.00368, at rate_rps 20)" in report.verdict(none)
+
+
+def test_every_figure_of_another_point_says_which() -> None:
+    summary = summary_of(
+        policy=["a", "b"] * 2,
+        request_throughput_rps=[2.0, 1.0, 2.5, 2.0],
+        offered_rps=[2.0, 2.0, 4.0, 4.0],
+        regime=["stable", "overloaded", "overloaded", "stable"],
+        **{RATE: [2, 2, 4, 4]},
+    )
+    assert report.verdict(summary).startswith(
+        "A and b serve the same 2 req/s (a at rate_rps 2 and b at rate_rps 4), a with"
+    )
+    sooner = summary.assign(ttft_p50_s=[0.2, 9.0, 9.0, 0.205], ttft_p99_s=[0.4, 9.0, 9.0, 4.0])
+    assert "at p99 at rate_rps 2, 10 times sooner than b (4 s at rate_rps 4)" in report.verdict(sooner)
+    third = summary_of(
+        policy=["a", "b", "c"],
+        request_throughput_rps=[9.0, 8.95, 1.0],
+        regime=["stable", "overloaded", "stable"],
+        **{RATE: [2, 4, None]},
+    )
+    assert report.verdict(third).startswith(
+        "A serves 9 req/s at rate_rps 2, as many as b at rate_rps 4 (overloaded) and 9 times c (1),"
+    )
+    only = summary_of(policy=["a", "b"], size=[None, 128], request_throughput_rps=[9.0, 3.0], regime=[None] * 2)
+    assert report.verdict(only).startswith("A serves 9 req/s, 3 times b (3 at size 128),")
+
+
+BURSTY = "workload.arrivals.burstiness"
+
+
+def bursty(**columns: Any) -> pd.DataFrame:
+    """The same load at four burstinesses; rates differ by chance, and most is served where it is burstiest."""
+    return summary_of(
+        **{
+            "policy": ["continuous"] * 4, BURSTY: [math.inf, 1, 0.25, 0.1], "offered_rps": [6.0, 6.05, 6.4, 7.2],
+            "request_throughput_rps": [5.9, 5.95, 6.3, 6.94], "goodput_rps": [5.9, 5.94, 6.25, 6.2],
+            "slo_attainment": [1.0, 0.999, 0.992, 0.894], "ttft_p99_s": [0.188, 0.356, 0.698, 1.43],
+            "itl_p99_s": [0.139, 0.156, 0.205, 0.341], **columns,
+        }
+    )  # fmt: skip
+
+
+def test_verdict_of_a_sweep_over_something_else_than_load_is_about_latency() -> None:
+    slo = {"ttft_s": 1.0, "tpot_s": 0.05}
+    same = bursty(offered_rps=[6.0, 6.01, 5.99, 6.02], request_throughput_rps=[5.9, 5.88, 5.87, 5.86])
+    assert report.verdict(same, slo) == (
+        "At the same 6.00 req/s sent, continuous answers 100 % within the targets (TTFT ≤ 1 s, TPOT ≤ 50 ms) at burstiness "
+        "inf (p99 TTFT 188 ms, p99 ITL 139 ms) and 89.4 % at burstiness 0.1 (p99 TTFT 1.43 s, p99 ITL 341 ms)."
+    )
+    assert report.verdict(bursty(), slo).startswith(
+        "At 6 to 7.20 req/s sent, continuous answers 100 % within the targets"
+    )
+    assert "serves most" not in report.verdict(bursty())
+    assert judged(per_policy(bursty())).rows[BURSTY].tolist() == [math.inf]
+    bare = same.assign(goodput_rps=None, slo_attainment=None)
+    assert report.verdict(bare) == (
+        "At the same 6.00 req/s sent, continuous has its p99 TTFT at 188 ms at burstiness inf (p99 ITL 139 ms) and at 1.43 s "
+        "at burstiness 0.1 (p99 ITL 341 ms)."
+    )
+    assert report.verdict(same.assign(goodput_rps=0.0, slo_attainment=0.0), slo).startswith(
+        "No policy meets the targets (TTFT ≤ 1 s, TPOT ≤ 50 ms): at the same 6.00 req/s sent, continuous has its p99 TTFT"
+    )
+    dead = {"completed": 0, "ttft_p99_s": math.nan, "goodput_rps": 0.0, "slo_attainment": 0.0, "rejected": 100}
+    beside = pd.concat([same, same.assign(policy="static", itl_p99_s=math.nan, **dead)], ignore_index=True)
+    assert report.verdict(beside).endswith(
+        "; static answers none at burstiness inf and much the same at the other points."
+    )
+    alike = bare.assign(ttft_p99_s=[0.188, 0.19, 0.189, 0.192])
+    assert report.verdict(alike).endswith("at burstiness inf (p99 ITL 139 ms) and much the same at the other points.")
+
+
+def test_so_is_that_of_a_batch_limit_at_one_load() -> None:
+    summary = summary_of(
+        policy=["static", "static", "continuous"],
+        offered_rps=[10.0] * 3,
+        request_throughput_rps=[4.7, 8.9, 9.9],
+        goodput_rps=[0.5, 5.0, 9.9],
+        slo_attainment=[0.05, 0.5, 1.0],
+        usd_per_mtok_output=[2.0, 1.0, 0.9],
+        regime=["overloaded", "stable", "stable"],
+        ttft_p99_s=[60.0, 2.0, 0.4],
+        **{"policies[*].batch_size": [16, 64, None]},
+    )
+    assert report.verdict(summary) == (
+        "At the same 10 req/s sent, continuous answers 100 % within the targets (p99 TTFT 400 ms); static answers 50 % at "
+        "batch_size 64 (p99 TTFT 2 s, serving 8.90 req/s, $1 per million output tokens) and 5 % at batch_size 16 (p99 TTFT "
+        "60 s, serving 4.70 req/s, $2 per million output tokens, overloaded)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "basis"),
+    [
+        ({}, "alike"),
+        ({"requested_rps": [6.0, 6.0, 7.0, 7.0]}, "targets"),  # the arrivals as a whole are swept
+        ({"workload.arrivals.users": [1, 2, 3, 4]}, "targets"),
+        ({"workload.trace.rate_scale": [1, 2, 3, 4]}, "targets"),
+        ({"workload.arrivals.rate_rps": [6.0] * 4}, "alike"),  # one rate is no axis
+        ({"regime": [None] * 4}, "targets"),  # all at once: there is no load to hold
+    ],
+)
+def test_what_an_axis_of_load_is(columns: dict[str, Any], basis: str) -> None:
+    assert (
+        judged(
+            per_policy(bursty()).assign(**columns) if "regime" not in columns else per_policy(bursty(**columns))
+        ).basis
+        == basis
+    )
+
+
+def test_verdict_of_a_burst_says_the_least_too() -> None:
+    """What is served at 1,000 tokens is no property of the policy alone."""
+    summary = summary_of(
+        policy=["continuous"] * 3,
+        tokens=[1000, 8000, 32000],
+        request_throughput_rps=[32.2, 3.99, 0.783],
+        regime=[None] * 3,
+    )
+    assert report.verdict(summary).startswith(
+        "Continuous serves 32.2 req/s at tokens 1000 (0.783 at tokens 32000), with"
+    )
+
+
 def test_price_of_the_verdict_is_the_price_of_the_figure() -> None:
     rates = [1, 2, 4]
     summary = summary_of(
         policy=["static"] * 3 + ["continuous"] * 3,
-        rate=rates * 2,
         request_throughput_rps=[0.9, 0.95, 0.96, 1.0, 1.99, 2.5],
         goodput_rps=[0.5, 0.1, 0.0, 1.0, 1.9, 0.3],
         usd_per_mtok_output=[9.0, 8.0, 7.0, 3.0, 2.0, 1.0],
         busy_fraction=[1.0] * 6,
+        **{RATE: rates * 2},
     )
     drawn = cost_bars(toy.ToyResults({"name": "toy"}, summary, summary, summary, summary, [], None, None))
     assert drawn is not None
     told = [text.get_text() for text in drawn.figure.axes[0].texts]
-    assert told == ["$9   rate 1, busy 100 %", "$2   rate 2, busy 100 %"]
-    assert "at rate 2, 3.8 times static (0.500 at rate 1)" in report.verdict(summary)
+    assert told == ["$9   rate_rps 1, busy 100 %", "$2   rate_rps 2, busy 100 %"]
+    assert "at rate_rps 2, 3.8 times static (0.500 at rate_rps 1)" in report.verdict(summary)
     assert "$2 per million output tokens" in report.verdict(summary)
 
 

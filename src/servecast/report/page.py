@@ -5,25 +5,26 @@ from __future__ import annotations
 import base64
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import servecast
 from servecast.metrics import PERCENTILE_RULE
 from servecast.report import run_charts, sweep_charts
 from servecast.report.charts.figure import download, figure, table
+from servecast.report.evidence import assumed, trusted
 from servecast.report.points import judged, per_policy
 from servecast.report.results import stated, swept
 from servecast.report.shell import TIP, read, script, style
-from servecast.report.tables import LARGE, frame_csv, plain, scenario_text
+from servecast.report.tables import LARGE, frame_csv
 from servecast.report.tenants import tenant_rows
 from servecast.report.told import NUMBERS, gathered
-from servecast.report.trust import step_error, step_errors
+from servecast.report.trust import MEASURED, step_error
 from servecast.report.verdict import verdict
 from servecast.report.view import view
-from servecast.report.words import BLANK, comparison_rows, missing, number, plain_value, seconds, short_key, targets
+from servecast.report.words import comparison_rows, missing, number, plain_value, seconds, short_key, targets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from servecast.report.charts.spec import Chart
     from servecast.report.plots import Plot
@@ -43,9 +44,6 @@ class Section:
     title: str
     figures: tuple[str, ...]
     single: bool = False
-
-
-MEASURED = "Step times were measured as the device computed them; another run differs by the device's noise."
 
 
 def render(results: Reportable, plots: Sequence[Plot], images: Mapping[str, bytes], files: Sequence[str]) -> str:
@@ -76,7 +74,6 @@ def render(results: Reportable, plots: Sequence[Plot], images: Mapping[str, byte
         rest=rest,
         calibrated=calibrated,
         hardware=results.roof.name if results.roof and varied.isdisjoint(("device", "profile")) else None,
-        roof=results.roof.name if results.roof else None,
         model="several models" if "model" in varied else results.scenario.get("model"),
         targets=targets(slo),
         best=best,
@@ -95,9 +92,8 @@ def render(results: Reportable, plots: Sequence[Plot], images: Mapping[str, byte
         reason=shown.reason,
         sections=_sections(results, told, plots, images),
         notes=list(results.notes),
-        errors="" if executed else _errors(results.profile),
-        profile=[_plain_table(*each) for each in profile_tables(plain(results.profile))] if results.profile else [],
-        scenario=scenario_text(results.scenario),
+        trust=trusted(results.profile, calibrated=calibrated, device=results.roof.name if results.roof else None),
+        assumed=assumed(results.scenario, "The scenario as it ran"),
         files=[*files, *(f"{plot.name}.png, {plot.name}.svg" for plot in plots)],
         large=f"{LARGE:,}",
         percentile_rule=PERCENTILE_RULE,
@@ -141,12 +137,6 @@ def _parted(sentence: str) -> tuple[str, str]:
     """The verdict's first clause, and what follows it, as two sentences."""
     lead, semicolon, rest = sentence.partition("; ")
     return (f"{lead}.", f"{rest[:1].upper()}{rest[1:]}") if semicolon else (lead, "")
-
-
-def _errors(profile: Mapping[str, Any] | None) -> str:
-    """The errors that a profile states, as a figure."""
-    chart = step_errors(profile)
-    return "" if chart is None else figure(chart)
 
 
 def _picture(plot: Plot, image: bytes) -> str:
@@ -203,62 +193,9 @@ def _table(rows: Sequence[Mapping[str, str]], label: str, classes: str = "") -> 
     return table(tuple(rows[0]), [tuple(row.values()) for row in rows], label, classes)
 
 
-def _plain_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return table(heads or ("fact", "value"), rows, "The profile", "plain")
-
-
 def _broken(row: dict[str, str]) -> dict[str, str]:
     """A row whose first heads may break where a word could: names of policies with their parameters are long."""
     return {head.replace("_", "_\u200b"): value.replace("/", "/\u200b") for head, value in row.items()}
-
-
-def profile_tables(profile: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
-    """What is known about the cost model as tables of headings and rows: held-out errors first, single facts last.
-
-    Lists of mappings and mappings of like mappings are a table each; matrices stay in the profile's own file.
-    """
-    tables: list[tuple[list[str], list[list[str]]]] = []
-    facts: list[list[str]] = []
-    for name in sorted(profile, key=lambda name: name != "held_out"):
-        value = profile[name]
-        if isinstance(value, list) and value and all(isinstance(entry, dict) for entry in value):
-            heads = list(value[0])
-            tables.append((heads, [[_error(head, entry[head]) for head in heads] for entry in value]))
-        elif isinstance(value, dict) and _alike(value):
-            heads = list(next(iter(value.values())))
-            tables.append(([name, *heads], [[key, *map(_value, entry.values())] for key, entry in value.items()]))
-        else:
-            facts += [list(fact) for fact in _facts(value, name)]
-    return [*tables, ([], facts)] if facts else tables
-
-
-def _alike(value: dict[str, Any]) -> bool:
-    entries = list(value.values())
-    return bool(entries) and all(isinstance(entry, dict) and entry.keys() == entries[0].keys() for entry in entries)
-
-
-def _facts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Nested mappings as rows of a dotted path and a value."""
-    if isinstance(value, dict):
-        for key, entry in value.items():
-            yield from _facts(entry, f"{path}.{key}")
-    elif not isinstance(value, list) or (value and not isinstance(value[0], list)):
-        yield path, _value(value)
-
-
-def _error(head: str, value: Any) -> str:
-    """Relative errors as percentages, with a sign where they have one."""
-    if head in ("median", "p95"):
-        return f"{100 * value:.2f} %"
-    return f"{100 * value:+.2f} %" if head == "signed_mean" else _value(value)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(_value(entry) for entry in value)
-    if value is None or isinstance(value, (bool, str)):
-        return BLANK if value is None else str(value)
-    return number(value, 4) if isinstance(value, float) else f"{value:,}"
 
 
 def _window(results: Reportable) -> str:

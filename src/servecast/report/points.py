@@ -4,6 +4,10 @@ With latency targets that some policy meets it is the point with the most reques
 the highest load that the policy serves in a stable queue; the lowest one where it keeps up with none. Where there is no
 load to tell by (everything arrives at once) it is the point with the highest throughput. Points at which requests were
 lost to memory running out count only for a policy that loses some everywhere.
+
+Serving most says something along an axis of load only. Where every point is sent the same load and something else is
+swept (burstiness, a limit of the batch), rates differ by chance, and the point is that with the largest share of
+requests within the targets, or else the shortest p99 TTFT (`alike`).
 """
 
 from __future__ import annotations
@@ -13,11 +17,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from servecast.report.results import swept
+from servecast.report.words import short_key
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Basis = Literal["targets", "load", "throughput"]
+Basis = Literal["targets", "load", "throughput", "alike"]
+
+SAME = 0.02  # rates this close are called equal
+SAME_LOAD = 0.02  # offered rates this close are one load
+#: Last parts of the keys, beside rates (``*_rps``), that say how much is sent.
+_LOADS = ("users", "think_s", "rate_scale", "scale")
 
 
 class Judged(NamedTuple):
@@ -58,6 +68,10 @@ def regimes(column: pd.Series[Any]) -> str | None:
 
 def judged(table: pd.DataFrame) -> Judged:
     """Where each policy of `per_policy` is judged."""
+    if alike(table):
+        metric = "slo_attainment" if (table["goodput_rps"].astype(float) > 0).any() else "ttft_p99_s"
+        best = [ranked(rows, metric)[0] for _, rows in table.groupby("policy", sort=False, observed=True)]
+        return Judged("alike", metric, table.loc[_order(table.loc[best], metric)])
     if (table["goodput_rps"].astype(float) > 0).any():
         basis, metric = "targets", "goodput_rps"
     else:
@@ -65,8 +79,39 @@ def judged(table: pd.DataFrame) -> Judged:
         metric = "request_throughput_rps"
     places = [_place(rows, metric) for _, rows in table.groupby("policy", sort=False, observed=True)]
     rows = table.loc[places]
-    order = rows[metric].astype(float).fillna(-1.0).sort_values(ascending=False, kind="stable").index
-    return Judged(basis, metric, rows.loc[order])  # type: ignore[arg-type]
+    rates = rows[metric].astype(float).fillna(-1.0)
+    order = list(rates.sort_values(ascending=False, kind="stable").index)
+    # Of those that serve as much as the first, the one whose tokens come sooner leads.
+    level = [label for label in order if rates[label] >= (1 - SAME) * rates[order[0]]]
+    late = rows["ttft_p99_s"].astype(float).fillna(np.inf)
+    level.sort(key=lambda label: float(late[label]))
+    return Judged(basis, metric, rows.loc[[*level, *order[len(level) :]]])  # type: ignore[arg-type]
+
+
+def alike(table: pd.DataFrame) -> bool:
+    """Whether the points of a sweep are sent the same load, so that they tell by latency and not by requests served.
+
+    Of traffic that is swept in another way than its load (its burstiness, its lengths) rates may differ by chance.
+    """
+    keys = [str(name) for name in table.columns if "." in str(name) and table[name].astype(str).nunique() > 1]
+    loads = [key for key in keys if short_key(key).endswith("_rps") or short_key(key) in _LOADS]
+    if loads or table["stable"].isna().all() or table["policy"].is_unique:
+        return False
+    if "requested_rps" in table and table["requested_rps"].nunique() > 1:
+        return False
+    offered = table["offered_rps"].astype(float)
+    return any(key.startswith("workload.") for key in keys) or offered.min() >= (1 - SAME_LOAD) * offered.max()
+
+
+def ranked(table: pd.DataFrame, metric: str) -> list[Any]:
+    """Labels of the points at which nothing is lost, the best first: most within the targets, shortest p99 TTFT."""
+    return _order(_sound(table), metric)
+
+
+def _order(rows: pd.DataFrame, metric: str) -> list[Any]:
+    late = rows["ttft_p99_s"].astype(float).fillna(np.inf)
+    first = -rows[metric].astype(float).fillna(-1.0) if metric == "slo_attainment" else rows["stable"] != 1
+    return list(rows.index[np.lexsort((late, first))])
 
 
 def most(table: pd.DataFrame) -> pd.DataFrame:

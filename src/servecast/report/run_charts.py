@@ -119,9 +119,16 @@ def waste(view: View, caption: str) -> Chart | None:
     panel = Bars(Axis("token places computed or held [%]", limits=(0.0, 100.5)), tuple(bars))
     heads = ("policy", "in all", *(label for label, _, _ in PARTS), "useful share")
     legend = tuple(Key(PARTS[place][0], PATTERNS[place]) for place in sorted(used))
-    return Chart("tokens", "Where the computed tokens went", caption, (panel,), heads, tuple(rows), legend)
+    note = _EMPTY if len(PARTS) - 1 in used else ""
+    return Chart("tokens", "Where the computed tokens went", caption, (panel,), heads, tuple(rows), legend, note=note)
 
 
+#: How the last part differs from ``slot_waste``, which is of slot time alone.
+_EMPTY = (
+    "Empty places: one for each step that a slot of a closed batch is held and computes nothing, as a share of all "
+    "token places, prompts among them. The table's idle slots are the same as a share of slot time, in which a prompt "
+    "of a thousand tokens is one step: a larger share."
+)
 #: Looks of the parts of a waste bar, in the order of `PARTS`.
 PATTERNS = ("useful", "recomputed", "lost", "padding", "idle")
 

@@ -36,21 +36,23 @@ PLAIN = ("summary", "tenants", "oom")  # tables that people open: plain CSV
 def replacing(target: Path) -> Iterator[Path]:
     """A fresh folder to write into, which becomes ``target`` when the block ends well.
 
-    Files that somebody else put into the old ``target`` are carried over.
+    Files that somebody else put into the old ``target`` are carried over. Where it is a link, what it leads to is
+    written, and the link stays.
 
     Raises
     ------
     InputError : it cannot be written, the disk is full, or ``target`` holds something else than results
     """
-    fresh, aside = (target.with_name(f".{target.name}.{os.getpid()}.{part}") for part in ("new", "old"))
+    there = Path(os.path.realpath(target))
+    fresh, aside = (there.with_name(f".{there.name}.{os.getpid()}.{part}") for part in ("new", "old"))
     try:
-        _refuse_strangers(target)
+        refuse_strangers(target)
         for leftover in (fresh, aside):
             shutil.rmtree(leftover, ignore_errors=True)
         fresh.mkdir(parents=True)
         try:
             yield fresh
-            _swap(fresh, target, aside)
+            _swap(fresh, there, aside)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     except OSError as error:
@@ -60,7 +62,8 @@ def replacing(target: Path) -> Iterator[Path]:
         raise InputError(str(target), problem) from error
 
 
-def _refuse_strangers(target: Path) -> None:
+def refuse_strangers(target: Path) -> None:
+    """Raises InputError where ``target`` is something else than results, and would be replaced."""
     if target.exists() and not (target.is_dir() and ((target / SCENARIO).is_file() or not any(target.iterdir()))):
         problem = (
             f"is there and holds no results (no {SCENARIO}), so it is not replaced; choose another folder with --out"

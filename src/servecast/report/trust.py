@@ -9,6 +9,9 @@ from servecast.report.charts.spec import Axis, Bar, Bars, Chart, Key, Part
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+MEASURED = "Step times were measured as the device computed them; another run differs by the device's noise."
+TABULATED = "tabulated"  # the kind of a profile that is put together of tables
+
 
 def step_error(profile: Mapping[str, Any] | None, *, calibrated: bool) -> str:
     """What is known of the error of single step times: on steps held out of the fit, or on operators left out.
@@ -20,7 +23,7 @@ def step_error(profile: Mapping[str, Any] | None, *, calibrated: bool) -> str:
     held_out: Sequence[Mapping[str, Any]] = (profile or {}).get("held_out") or ()
     if not held_out:
         return "Step times: calibrated, but no error is stated."
-    steps = [error for error in held_out if error.get("operator", "whole step") == "whole step"]
+    steps = _whole_steps(held_out)
     if not steps:
         medians = [float(error["median"]) for error in held_out]
         tail = max(float(error["p95"]) for error in held_out)
@@ -60,15 +63,41 @@ def step_errors(profile: Mapping[str, Any] | None) -> Chart | None:
         words = f"{_percent(middle)}, p95 {_percent(tail)}"
         bars.append(Bar(", ".join(names), numbers, parts, look=2, words=words))
         rows.append((", ".join(names), *(value for _, value in numbers)))
-    panel = Bars(Axis("error of step times held out of the fit [%]", base=0.0), tuple(bars))
-    worst = max(errors, key=lambda error: float(error["p95"]))
+    fitted = (profile or {}).get("kind") != TABULATED
+    panel = Bars(Axis(f"error of what was left out of the {'fit' if fitted else 'tables'} [%]", base=0.0), tuple(bars))
+    widest = max(errors, key=lambda error: float(error["p95"]))
+    whose = "Steps that the fit had not seen" if fitted else "Points that their own table had not"
     caption = (
-        f"Steps that the fit had not seen. Half are met to within the solid bar, 95 % to within its pale end: at worst "
-        f"{_percent(float(worst['p95']))}."
+        f"{whose}: half of them are met to within the solid bar, 95 of 100 to within its pale end (p95), and the rest "
+        f"lie beyond it. The largest p95 is {_percent(float(widest['p95']))}."
     )
     heads = ("held out", "median error", "p95", "signed mean", "judged on")
     return Chart("step-errors", "Errors of step times", caption, (panel,), heads, tuple(rows), (
         Key("median error", "middle"), Key("up to p95", "tail")))  # fmt: skip
+
+
+def origin(profile: Mapping[str, Any]) -> str:
+    """Where the step times of a profile come from, in a sentence that its errors follow."""
+    if profile.get("kind") != TABULATED:
+        return (
+            "Step times come from a cost model fitted to measured steps. Its errors on steps it had not seen, and what "
+            "it was fitted to:"
+        )
+    if _whole_steps(profile.get("held_out") or ()):
+        return (
+            "Step times come from tables of whole steps that were measured. The errors on points left out of a table, "
+            "and where the tables come from:"
+        )
+    return (
+        "Step times are put together of operators that were measured one by one (matrix products, attention and the "
+        "rest of a step); no whole step was measured for it. The errors on points left out of the operators' tables, "
+        "and where the tables come from:"
+    )
+
+
+def _whole_steps(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The errors that are of whole steps and not of one operator."""
+    return [error for error in errors if error.get("operator", "whole step") == "whole step"]
 
 
 def _of(errors: Sequence[Mapping[str, Any]], kind: str) -> Mapping[str, Any] | None:

@@ -1,7 +1,9 @@
 """The verdict: one sentence that compares each policy at the point where it is judged (`points.judged`).
 
 It leads with what the runs differ in: requests within the targets, else requests served, else, where these are alike,
-the time to the first token. Every figure carries the load it belongs to, and is marked where the queue is not stable.
+the time to the first token. Where all points are sent the same load and something else is swept, it says what that does
+to the latency (`points.alike`). Every figure carries the point it belongs to, and is marked where the queue is not
+stable; *where* is always the point of the headline.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from servecast.report.points import judged, most, per_policy
+from servecast.report.points import SAME, SAME_LOAD, judged, most, per_policy, ranked
 from servecast.report.results import swept
 from servecast.report.words import listed, missing, number, plain_value, seconds, short_key, targets
 
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 
     from servecast.report.points import Judged
 
-SAME = 0.02  # rates this close are called equal
 ALIKE = 0.15  # rates this close are no news where the times differ
 SOONER = 1.1  # times closer than this are called equal
 MUCH_SOONER = 1.5
@@ -48,15 +49,19 @@ class _Told:
     def __init__(self, table: pd.DataFrame, keys: list[str], chosen: Judged, slo: Mapping[str, Any]) -> None:
         self.table = table
         self.keys = keys
+        self.basis = chosen.basis
         self.metric = chosen.metric
         self.rows = chosen.rows
         self.best = chosen.rows.iloc[0]
         words = f"the targets ({targets(slo)})" if targets(slo) else "the targets"
+        self.aim = words
         self.within = f" within {words}" if chosen.basis == "targets" else ""
-        missed = chosen.basis != "targets" and table["goodput_rps"].notna().any()
+        missed = chosen.metric != "slo_attainment" and chosen.basis != "targets" and table["goodput_rps"].notna().any()
         self.missed = f"no policy meets {words}: " if missed else ""
 
     def headline(self) -> str:
+        if self.basis == "alike":
+            return f"{self.missed}{self._sent()}, {'; '.join(self._spans(row) for _, row in self.rows.iterrows())}"
         rates = self.rows[self.metric].astype(float)
         slowest = rates.min()
         if len(self.rows) > 1 and slowest > (1 - ALIKE) * rates.iloc[0]:
@@ -71,16 +76,92 @@ class _Told:
         best, others = self.best, [row for _, row in self.rows.iloc[1:].iterrows()]
         rate = float(best[self.metric])
         near = [row for row in others if row[self.metric] * BEYOND_RATIO > rate]
-        far = [row for row in others if not row[self.metric] * BEYOND_RATIO > rate]
-        apart = self._apart(self.rows)
-        told = [self._serves(row, self.metric, apart, verb=not at) for at, row in enumerate(far)]
+        far = [(row, self._at_headline(row)) for row in others if not row[self.metric] * BEYOND_RATIO > rate]
+        here = [self._there(row, own, verb=not at) for at, (row, own) in enumerate(e for e in far if e[1] is not None)]
+        away = [self._serves(row, self.metric, apart=True, verb=False) for row, own in far if own is None]
+        where = f"{self._where(best, ' at ')}{self._least(rate)}"
         parts = [
-            f"{best['policy']} serves {number(rate)} req/s{self._marked(best)}{self.within}{self._where(best, ' at ')}",
+            f"{best['policy']} serves {number(rate)} req/s{self._marked(best)}{self.within}{where}",
             listed([self._times(rate, row) for row in near]),
-            f"where {listed(told)}" if told else "",
+            f"where {listed(here)}" if here else "",
+            f"against {listed(away)}" if away else "",
             f"with {listed(self._terms(best))}",
         ]
         return ", ".join(part for part in parts if part)
+
+    def _at_headline(self, row: Any) -> Any:
+        """What the policy of ``row`` does at the point of the headline; None where it has no such point."""
+        for _, other in self.table[self.table["policy"] == row["policy"]].iterrows():
+            pairs = [(other[key], self.best[key]) for key in self.keys]
+            if all(missing(one) or missing(two) or one == two for one, two in pairs):
+                return other
+        return None
+
+    def _there(self, row: Any, own: Any, verb: bool) -> str:
+        """A policy's figure at the headline's point, and its most if that is at another."""
+        if self._where(row, "") == self._where(own, ""):
+            return self._serves(row, self.metric, apart=False, verb=verb)
+        figure = number(own[self.metric]) if own[self.metric] > 0 else "none"
+        about = [self._marked(own, "", ""), f"at most {number(row[self.metric])}{self._where(row, ', at ')}"]
+        told = "; ".join(part for part in about if part)
+        return f"{row['policy']} {'serves ' if verb else ''}{figure} ({told})"
+
+    def _least(self, rate: float) -> str:
+        """Without a load to tell by, the headline's policy serves most at one point; what it serves at the least."""
+        rows = self.table[(self.table["policy"] == self.best["policy"]) & (self.table["oom_failed"] == 0)]
+        if self.basis != "throughput" or len(rows) < 2:
+            return ""
+        row = rows.loc[rows["request_throughput_rps"].astype(float).idxmin()]
+        value = float(row["request_throughput_rps"])
+        return f" ({number(value)}{self._where(row, ' at ')})" if value < (1 - ALIKE) * rate else ""
+
+    def _sent(self) -> str:
+        """The load that every point of a sweep over something else is sent."""
+        offered = self.table["offered_rps"].astype(float)
+        if offered.min() >= (1 - SAME_LOAD) * offered.max():
+            return f"at the same {number(offered.mean())} req/s sent"
+        return f"at {number(offered.min())} to {number(offered.max())} req/s sent"
+
+    def _spans(self, best: Any) -> str:
+        """From where to where a policy's latency goes over points of the same load."""
+        own = self.table[self.table["policy"] == best["policy"]]
+        worst = own.loc[ranked(own, self.metric)[-1]]
+        told = f"{best['policy']} {self._point(best, worst)}"
+        if len(own) == 1:
+            return told
+        less = best["ttft_p99_s"] * SOONER < worst["ttft_p99_s"]
+        if self.metric == "slo_attainment":
+            less = less or float(best[self.metric]) - float(worst[self.metric]) > SAME
+        if not less:
+            return f"{told} and much the same at the other points"
+        return f"{told} and {self._point(worst, best, verb=False)}"
+
+    def _point(self, row: Any, other: Any, *, verb: bool = True) -> str:
+        """What is answered where, and beside which figures."""
+        beside = ", ".join(self._beside(row, other))
+        return f"{self._answers(row, verb)}{self._where(row, ' at ')}{f' ({beside})' if beside else ''}"
+
+    def _answers(self, row: Any, verb: bool) -> str:
+        if not row["completed"]:
+            return "answers none"
+        if self.metric != "slo_attainment":
+            return f"{'has its p99 TTFT ' if verb else ''}at {seconds(row['ttft_p99_s'])}"
+        aim = f" within {self.aim}" if row.name == self.best.name else ""
+        return f"{'answers ' if verb else ''}{number(100 * row[self.metric])} %{aim}"
+
+    def _beside(self, row: Any, other: Any) -> list[str]:
+        """What else a point has, beside what it answers: times, and what sets it apart from another one."""
+        if not row["completed"]:
+            return []
+        terms = [] if self.metric != "slo_attainment" else [f"p99 TTFT {seconds(row['ttft_p99_s'])}"]
+        if not missing(row["itl_p99_s"]):
+            terms.append(f"p99 ITL {seconds(row['itl_p99_s'])}")
+        served, price = "request_throughput_rps", "usd_per_mtok_output"
+        if min(row[served], other[served]) < (1 - ALIKE) * max(row[served], other[served]):
+            terms.append(f"serving {number(row[served])} req/s")
+        if not missing(row[price]) and abs(row[price] - other[price]) > SAME * row[price]:
+            terms.append(f"${number(row[price])} per million output tokens")
+        return [*terms, *([self._marked(row, "", "")] if self._marked(row) else [])]
 
     def _sooner(self, least: float, same: bool) -> str:
         """Requests served are alike, and the time to the first token decides; empty where that is alike too."""
@@ -93,40 +174,46 @@ class _Told:
         column, words, ratio = found
         if ratio < least:
             return ""
-        ranked = self.rows.sort_values(column, kind="stable")
-        first = ranked.iloc[0]
+        order = self.rows.sort_values(column, kind="stable")
+        first = order.iloc[0]
         when = f"{seconds(first[column])} {words}{self._where(first, ' at ')}"
         parts = [
             f"{first['policy']} gives its first token after {when}",
-            listed([self._how_much_sooner(first, row, column) for _, row in ranked.iloc[1:].iterrows()]),
+            listed([self._how_much_sooner(first, row, column) for _, row in order.iloc[1:].iterrows()]),
         ]
         if same:
             parts.append(f"at the same {number(first[self.metric])} req/s{self._marked(first)}{self.within}")
         terms = self._terms(first)[1 if column == "ttft_p99_s" else 0 :]
         if terms:
             parts.append(f"with {listed(terms)}")
-        rates = [f"{row['policy']} {number(row[self.metric])}{self._marked(row)}" for _, row in ranked.iterrows()]
+        rates = [f"{row['policy']} {number(row[self.metric])}{self._marked(row)}" for _, row in order.iterrows()]
         return ", ".join(parts) + ("" if same else f"; throughputs are alike, {listed(rates)} req/s{self.within}")
 
     def _how_much_sooner(self, first: Any, row: Any, column: str) -> str:
         ratio = row[column] / first[column]
-        if ratio < SOONER:
-            return f"as soon as {row['policy']}"
         where = self._where(row, " at ") if self._apart(self.rows) else ""
+        if ratio < SOONER:
+            return f"as soon as {row['policy']}{where}"
         return f"{number(ratio, 2)} times sooner than {row['policy']} ({seconds(row[column])}{where})"
 
     def _equal(self) -> str:
         names = [str(name) for name in self.rows["policy"]]
         served = f"{number(self.best[self.metric])} req/s{self._marked(self.best)}{self.within}"
         where = self._where(self.best, " at ")
-        return f"{listed(names)} serve the same {served}{where}, with {listed(self._terms(self.best))}"
+        whose = ""
+        if self._apart(self.rows):
+            places = [f"{row['policy']}{self._where(row, ' at ')}" for _, row in self.rows.iterrows()]
+            where = f" ({listed(places)})"
+            whose = f"{self.best['policy']} "
+        return f"{listed(names)} serve the same {served}{where}, {whose}with {listed(self._terms(self.best))}"
 
     def _times(self, best: float, row: Any) -> str:
         """How many times another policy's figure."""
         value = float(row[self.metric])
+        where = self._where(row, " at ") if self._apart(self.rows) else ""
         if value > (1 - SAME) * best:
-            return f"as many as {row['policy']}"
-        about = (self._where(row, " at ") if self._apart(self.rows) else "") + self._marked(row, ", ", "")
+            return f"as many as {row['policy']}{where}{self._marked(row)}"
+        about = where + self._marked(row, ", ", "")
         return f"{number(best / value, 2)} times {row['policy']} ({number(value)}{about})"
 
     def _serves(self, row: Any, metric: str, apart: bool, verb: bool) -> str:
@@ -153,8 +240,7 @@ class _Told:
 
     def _apart(self, rows: pd.DataFrame) -> bool:
         """Whether some of these rows are of other points than the headline."""
-        told = {self._where(row, "") for _, row in rows.iterrows()} | {self._where(self.best, "")}
-        return len(told - {""}) > 1
+        return any(self._where(row, "") != self._where(self.best, "") for _, row in rows.iterrows())
 
     @staticmethod
     def _marked(row: Any, before: str = " (", after: str = ")") -> str:

@@ -102,6 +102,11 @@ def _telling(table: pd.DataFrame, chosen: Judged) -> tuple[pd.DataFrame, str]:
         return cliff, "the first point at which memory runs out"
     if chosen.basis == "targets":
         return chosen.rows, f"the point at which {best['policy']} serves most requests within the targets"
+    if chosen.basis == "alike":
+        least = (
+            "most of the same load within the targets" if chosen.metric == "slo_attainment" else "the same load soonest"
+        )
+        return chosen.rows, f"the point at which {best['policy']} answers {least}"
     if chosen.basis == "throughput":
         return chosen.rows, f"the point at which {best['policy']} serves most"
     if best["stable"] == 1:

@@ -82,10 +82,16 @@ def _numbers(chart: Chart) -> str:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], label: str, classes: str = "") -> str:
-    """A table that scrolls by itself where it is wider than the page; the first cell of a row is its name."""
+    """A table that scrolls by itself where it is wider than the page; the first cell of a row is its name.
+
+    classes : ``cards``: on a phone a row is a card, with each head before its value
+    """
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
+    names = [f' data-label="{escape(name)}"' if classes == "cards" else "" for name in heads]
     body = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row[1:])}</tr>'
+        f'<tr><th scope="row">{escape(row[0])}</th>'
+        + "".join(f"<td{name}>{escape(cell)}</td>" for name, cell in zip(names[1:], row[1:], strict=True))
+        + "</tr>"
         for row in rows
     )
     classes = f' class="{classes}"' if classes else ""

@@ -23,7 +23,7 @@ PARTS = (
     ("recomputed after preemption", "#8fcfb8", ""),
     ("lost when memory ran out", ALARM, ""),
     ("padding", "#b8a1c9", "////"),
-    ("idle slots of a closed batch", "#e6e9ed", "...."),
+    ("empty places of a closed batch", "#e6e9ed", "...."),
 )
 
 

@@ -109,6 +109,11 @@
   document.addEventListener("focusout", hide);
   document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
   document.addEventListener("pointerdown", (event) => event.target.closest(".plot") || hide());
+  // A table that goes on beyond its edge says so; one in a closed part of the page is measured once that opens.
+  const edge = new ResizeObserver((seen) => {
+    for (const { target } of seen) target.classList.toggle("more", target.scrollWidth > target.clientWidth + 1);
+  });
+  for (const wide of document.querySelectorAll(".wide")) edge.observe(wide);
   const follow = () => {
     if (!lit) return;
     const box = markOf(lit).getBoundingClientRect();
