@@ -1184,9 +1184,9 @@ def test_a_shipped_profile_end_to_end():
 
 
 def test_a_target_far_beyond_one_gpu_is_answered(made):
-    """3,000 requests a second where one GPU serves some 6: the search begins within what one can serve."""
+    """600 requests a second where one GPU serves some 6: the search begins within what one can serve."""
     scenario = made(
-        goal__rate_rps=600.0, goal__slo={"queue_mean_s": 0.01}, search__most_gpus=4096, search__seeds=1,
+        goal__rate_rps=600.0, goal__slo={"queue_mean_s": 0.01}, search__most_gpus=1, search__seeds=1,
         workload__requests=50,
     )  # fmt: skip
     [option] = make_plan(scenario).options
@@ -1195,13 +1195,16 @@ def test_a_target_far_beyond_one_gpu_is_answered(made):
 
 
 def test_gpus_that_share_a_router_need_fewer_than_each_for_itself(made):
-    """One GPU carries 6.67 requests a second within the wait, so nine would be needed of those that do not share."""
-    keys = {"goal__rate_rps": 60.0, "workload__requests": 3000, "search__seeds": 1}
-    plan = make_plan(made(**keys, search__most_gpus=8))
+    """One GPU carries 6.67 requests a second within the wait, so six would be needed of those that do not share."""
+    plan = make_plan(
+        made(
+            goal__rate_rps=40.0, workload__requests=600, search__seeds=1, search__most_gpus=5, search__try_changes=False
+        )
+    )
     [alone] = plan.options
-    assert alone.capacity.value * 8 < 60
+    assert alone.capacity.value * 5 < 40
     assert plan.best is not None
-    assert plan.best.target_gpus <= 8
+    assert plan.best.target_gpus == 5
 
 
 def test_a_horizon_is_refused_because_it_hides_late_answers(made):
