@@ -1,5 +1,5 @@
 # make demo   one command: environment, install, the quickstart scenario, where its report is
-# make test   everything CI checks: ruff, mypy, import-linter, pytest with coverage
+# make test   everything CI checks: ruff, mypy, import-linter, pytest (make coverage: which lines it reaches)
 # Both make what they need. Another Python: make test PYTHON=python3.12
 
 PYTHON ?= python3
@@ -9,7 +9,7 @@ SHELL  := /bin/bash
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types layers unit format clean
+.PHONY: help demo test lint types layers unit coverage format clean
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
@@ -30,7 +30,10 @@ layers: $(VENV)/.installed-test
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -q -n 2 --cov --cov-report=term
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+coverage: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal --cov --cov-report=term
 
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix .
