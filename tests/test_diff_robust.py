@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import math
 
-import pandas as pd
 import pytest
 import typer
-import yaml
+from folders import folder, seeds
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -17,18 +16,6 @@ from servecast.errors import InputError
 from servecast.planning.difference import difference
 
 METRIC = "ttft_p99_s"
-
-
-def folder(path, rows, **scenario):
-    """A results folder as written: rows of policy, swept values, seed and metrics."""
-    path.mkdir(parents=True)
-    pd.DataFrame(rows).to_csv(path / "summary.csv", index=False)
-    (path / "scenario.yaml").write_text(yaml.safe_dump({"name": path.name, **scenario}))
-    return path
-
-
-def seeds(values, policy="continuous", first=0, metric=METRIC, **swept):
-    return [{"policy": policy, **swept, "seed": first + at, metric: value} for at, value in enumerate(values)]
 
 
 def two(tmp_path, before, after, **scenarios):

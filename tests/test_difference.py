@@ -6,10 +6,9 @@ import json
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
 import typer
-import yaml
+from folders import folder, seeds
 from typer.testing import CliRunner
 
 from servecast import commands_diff, report
@@ -20,18 +19,6 @@ from servecast.report.words import BLANK
 from servecast.scenario import check
 
 METRIC = "ttft_p99_s"
-
-
-def folder(path, rows, **scenario):
-    """A results folder as written: rows of policy, swept values, seed and metrics."""
-    path.mkdir(parents=True)
-    pd.DataFrame(rows).to_csv(path / "summary.csv", index=False)
-    (path / "scenario.yaml").write_text(yaml.safe_dump({"name": path.name, **scenario}))
-    return path
-
-
-def seeds(values, policy="continuous", first=1, metric=METRIC, **swept):
-    return [{"policy": policy, **swept, "seed": first + at, metric: value} for at, value in enumerate(values)]
 
 
 def only(a, b, metric=METRIC):
@@ -105,7 +92,7 @@ def test_intervals_cover_as_often_as_they_say():
 
 
 def test_only_common_seeds_count(tmp_path):
-    a, b = folder(tmp_path / "a", seeds([1, 2, 3])), folder(tmp_path / "b", seeds([2, 3, 9, 9], first=2))
+    a, b = folder(tmp_path / "a", seeds([1, 2, 3], first=1)), folder(tmp_path / "b", seeds([2, 3, 9, 9], first=2))
     change = only(a, b)
     assert (change.before, change.after, change.seeds) == (2.5, 2.5, 2)
 

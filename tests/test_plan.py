@@ -1236,5 +1236,7 @@ def test_rows_that_a_trace_leaves_out_are_told(made, tmp_path):
     lines = "".join(f"{at / 5},10,1\n" for at in range(300))
     (tmp_path / "x.csv").write_text(f"arrival_s,prompt_tokens,output_tokens\n0.0,oops,1\n{lines}")
     workload = {"trace": {"path": str(tmp_path / "x.csv"), "on_bad_row": "skip"}}
-    plan = make_plan(made(workload=workload, search__seeds=1))
-    assert any("left out" in note and "1" in note for note in plan.notes)
+    for slo in ({"ttft_mean_s": 1.0}, {"ttft_mean_s": 1e-9}):
+        plan = make_plan(made(workload=workload, search__seeds=1, goal__slo=slo))
+        assert (plan.best is None) == (slo["ttft_mean_s"] < D)
+        assert any("left out 1 of" in note or "left out 1 row" in note for note in plan.notes), plan.notes

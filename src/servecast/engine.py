@@ -60,6 +60,7 @@ LATEST_S = 1e8
 _MOST_FRUITLESS = 10_000
 _FLUSH_EVERY = 512
 _nan = math.nan
+_PREEMPTED = Tally._fields.index("preempted")
 _COMPLETED = int(Status.COMPLETED)  # converts faster than the enumeration
 
 
@@ -313,7 +314,7 @@ class Replica:
         if progress != self._progress:
             self._progress, self._fruitless = progress, 0
             return
-        self._fruitless += sum(counts[Tally._fields.index("preempted")] for counts in self.decisions.rows[2::4])
+        self._fruitless += sum(counts[_PREEMPTED] for counts in self.decisions.rows[2::4])
         if self._fruitless > _MOST_FRUITLESS:
             raise InputError(
                 "scheduler",

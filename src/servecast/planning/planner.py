@@ -93,7 +93,7 @@ def make_plan(
     chosen = _chosen(searched, options, goal, search)
     if chosen is None:
         _finished(folder, configurations)
-        notes = unused(goal, options)
+        notes = (*unused(goal, options), *_of_the_load(scenario))
         return Plan(scenario.name, dict(goal.slo), tuple(options), None, supported=False, notes=notes, resumed=resumed)
     configuration = _lasting(searched[chosen], options[chosen])
     close = closer(configuration, options[chosen], goal, search)
@@ -410,7 +410,7 @@ def _against_api(option: Option, goal: Goal) -> BreakEven | None:
     )
     # The price at the target says what is really sent there: users of a full server send no more than fewer do.
     total = option.usd_at_target.get("total")
-    per_request = (option.tokens.input + option.tokens.output) / 1e6
+    per_request = option.tokens.total / 1e6
     sent = factor * option.target if total is None else usd / 3600 / (per_request * total.value)
     load = found.load * option.target / sent
     return found._replace(

@@ -12,6 +12,7 @@ from servecast.report.charts.spec import Area, Axis, Bar, Bars, Chart, Datum, Ke
 from servecast.report.plots.roofline import sample
 from servecast.report.plots.shares import PARTS, parts_of
 from servecast.report.plots.timeline import MARKS, PANELS, buckets
+from servecast.report.view import on_the_roof
 from servecast.report.words import number, seconds, share
 
 if TYPE_CHECKING:
@@ -144,10 +145,9 @@ def roofline(view: View, caption: str) -> Chart | None:
         steps = sample(view.of(view.decisions, policy), _STEPS)
         if not len(steps):
             continue
-        intensity = (steps["step_flops"] / steps["step_bytes"]).to_numpy(float)
-        reached = (steps["step_flops"] * steps["iterations"] / steps["seconds"]).to_numpy(float) / 1e12
-        reach = [min(reach[0], float(intensity.min())), max(reach[1], float(intensity.max()))]
-        points = tuple(map(partial(_step, policy), intensity.tolist(), reached.tolist(), steps.to_dict("records")))
+        intensity, reached = on_the_roof(steps)
+        reach = [min(reach[0], *intensity), max(reach[1], *intensity)]
+        points = tuple(map(partial(_step, policy), intensity, reached, steps.to_dict("records")))
         series.append(Series(policy, looks[policy], (points,), joined=False, small=True))
         bound = view.row(policy)["bandwidth_bound_fraction"]
         rows.append(

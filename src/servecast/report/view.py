@@ -45,6 +45,13 @@ class View:
         return self.of(self.summary, policy).iloc[0]
 
 
+def on_the_roof(steps: pd.DataFrame) -> tuple[list[float], list[float]]:
+    """Where each decision stands on a roofline: FLOP per byte, and TFLOP/s, of all its iterations together."""
+    intensity = steps["step_flops"] / steps["step_bytes"]
+    reached = steps["step_flops"] * steps["iterations"] / steps["seconds"] / 1e12
+    return intensity.astype(float).tolist(), reached.astype(float).tolist()
+
+
 def view(results: Reportable) -> View:
     """The point at which the best policy is judged, its first seed. Where all arrives at once and memory runs out, it
     is the first point at which it does and some requests are still served."""

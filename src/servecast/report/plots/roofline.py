@@ -20,6 +20,7 @@ from servecast.report.plots.style import (
     settings,
     titled,
 )
+from servecast.report.view import on_the_roof
 from servecast.report.words import UNCALIBRATED, number, share
 
 if TYPE_CHECKING:
@@ -44,9 +45,8 @@ def roofline_chart(view: View) -> Plot | None:
             steps = sample(view.of(view.decisions, policy), _STEPS)
             if not len(steps):
                 continue
-            intensity = (steps["step_flops"] / steps["step_bytes"]).to_numpy(float)
-            reached = (steps["step_flops"] * steps["iterations"] / steps["seconds"]).to_numpy(float) / 1e12
-            lowest, highest = min(lowest, intensity.min()), max(highest, intensity.max())
+            intensity, reached = on_the_roof(steps)
+            lowest, highest = min(lowest, *intensity), max(highest, *intensity)
             axes.plot(
                 intensity, reached, linestyle="none", marker=marker[policy], color=colour[policy], alpha=0.55,
                 markersize=6, markerfacecolor="none", markeredgewidth=1, rasterized=True,
