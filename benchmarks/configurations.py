@@ -21,7 +21,8 @@ import numpy as np
 import pandas as pd
 
 from servecast import memory
-from servecast.cost import assemble, host
+from servecast.calibration import assemble
+from servecast.cost import host
 from servecast.engine import replay
 from servecast.errors import InputError
 from servecast.executor import ModelExecutor

@@ -22,7 +22,8 @@ import numpy as np
 import pandas as pd
 
 from servecast import memory
-from servecast.cost import assemble, host, steps
+from servecast.calibration import assemble, steps
+from servecast.cost import host
 from servecast.cost.profile import LeftOut, TabulatedProfile, rounded, save
 from servecast.engine import replay
 from servecast.executor import ModelExecutor

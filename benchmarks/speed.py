@@ -19,9 +19,9 @@ from pathlib import Path
 
 import simpy
 
-from servecast.planning.results import Outcome, Results
-from servecast.planning.sweep import run
-from servecast.report import tables
+from servecast import files as tables
+from servecast.run.results import Outcome, Results
+from servecast.run.sweep import run
 from servecast.scenario import Scenario, check, points
 
 POLICIES = {

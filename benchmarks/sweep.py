@@ -26,9 +26,9 @@ RATES = 50
 
 
 def sweep(points: int, requests: int, jobs: int, report: bool) -> dict[str, float]:
-    from servecast.planning.points_store import opened
-    from servecast.planning.sweep import simulate
     from servecast.report import write
+    from servecast.run.points_store import opened
+    from servecast.run.sweep import simulate
     from servecast.scenario import check
 
     seeds = max(points // RATES, 1)

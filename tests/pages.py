@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import toy_runs as toy
 
-from servecast.planning import plan_files
-from servecast.planning.answer import BreakEven, Change, Option, Plan, Tokens
-from servecast.planning.plan_basis import Basis, Rest
-from servecast.planning.uncertainty import Estimate
+from servecast.files import write_tables
+from servecast.plan.answer import BreakEven, Change, Option, Plan, Tokens
+from servecast.plan.basis import Basis, Rest
+from servecast.plan.uncertainty import Estimate
 from servecast.report import page as report_page
+from servecast.report import plan_files
 from servecast.report.plots import draw
-from servecast.report.tables import write_tables
 
 if TYPE_CHECKING:
     from pathlib import Path

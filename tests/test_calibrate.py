@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from servecast.batch import StepShape
+from servecast.calibration import whole_steps
 from servecast.cost import profile as profiles
-from servecast.cost import whole_steps
 from servecast.cost.model import regime
 from servecast.errors import InputError
 from servecast.specs import catalogue
@@ -60,7 +60,7 @@ def test_it_writes_a_profile_that_loads_and_steps_that_have_the_one_schema(calib
 
 
 def test_servecast_fit_reads_its_table(calibration):
-    from servecast.cost import fit
+    from servecast.calibration import fit
 
     _, folder, _ = calibration
     fitted = fit.fit_file([folder / "mine.steps.csv"], model="tiny", device="a100-80gb", name="again")
@@ -101,7 +101,7 @@ def test_memory_is_measured_not_computed_and_says_where(calibration):
 
 
 def test_figures_are_drawn(calibration):
-    from servecast.validation import figures
+    from servecast.report import validation_figures as figures
 
     found, _, _ = calibration
     for plot in (figures.fitted(found), figures.roofline(found, SPEC)):

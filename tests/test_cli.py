@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from servecast import cli, terminal
-from servecast.planning.progress import Progress
+from servecast.cli import app as cli
+from servecast.cli import terminal
+from servecast.progress import Progress
 
 HEAVY = ("torch", "pandas", "matplotlib", "scipy", "numpy", "yaml", "simpy", "joblib", "jinja2", "pyarrow")
 
@@ -221,7 +222,7 @@ def test_wrong_options_are_usage_errors(tiny, capsys):
 
 
 def test_interrupted_with_nothing_made(tiny, capsys, monkeypatch):
-    from servecast.planning import sweep
+    from servecast.run import sweep
 
     monkeypatch.setattr(sweep, "run", lambda point, at, *rest: _interrupt())
     assert command("run", tiny) == 130
@@ -230,7 +231,7 @@ def test_interrupted_with_nothing_made(tiny, capsys, monkeypatch):
 
 
 def test_interrupted_keeps_what_was_made(tiny, capsys, monkeypatch):
-    from servecast.planning import sweep
+    from servecast.run import sweep
 
     made = sweep.run
     monkeypatch.setattr(sweep, "run", lambda point, at, *rest: made(point, at, *rest) if at == 0 else _interrupt())
@@ -520,7 +521,7 @@ def test_a_horizon_cuts_off_and_counts(tiny):
 
 def test_progress_is_told_within_a_long_run(tiny):
     from servecast import load, simulate
-    from servecast.planning import sweep
+    from servecast.run import sweep
 
     told = []
     scenario = load(tiny, {"workload.requests": 20_000, "workload.output_tokens.tokens": 2})

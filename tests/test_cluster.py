@@ -14,9 +14,9 @@ import pytest
 from test_sweep_store import scenario
 
 from servecast.errors import InputError
-from servecast.planning import cluster
-from servecast.planning.points_store import opened
-from servecast.planning.sweep import simulate
+from servecast.run import cluster
+from servecast.run.points_store import opened
+from servecast.run.sweep import simulate
 
 
 def paths() -> dict[str, str]:

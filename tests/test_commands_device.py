@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from servecast.cli import main
+from servecast.cli.app import main
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
 

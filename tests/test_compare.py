@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from scipy import stats
 from serving import columns, latencies, serve
 
-from servecast import cli
-from servecast.comparison import Comparison, command, compare, forecast, host, load
-from servecast.comparison.forecast import Network
-from servecast.comparison.observed import Observed, recorded, same_requests
-from servecast.comparison.page import write
-from servecast.comparison.statistics import batch_means, ks_distance, tost
+from servecast.against.server import Comparison, command, compare, forecast, host, load
+from servecast.against.server.forecast import Network
+from servecast.against.server.observed import Observed, recorded, same_requests
+from servecast.against.server.statistics import batch_means, ks_distance, tost
+from servecast.cli import app as cli
 from servecast.errors import InputError
 from servecast.policies import Continuous, Static
+from servecast.report.compare_page import write
 from servecast.workload.clients import ClosedLoop, HeldBack, LengthColumns, OpenLoop
 from servecast.workload.network import Remote
 from servecast.workload.recorded import ClientTimes, RecordedRequests

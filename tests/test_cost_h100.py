@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from servecast.batch import StepShape, causal_pairs
-from servecast.cost import fit as fitting
-from servecast.cost import physics, profile, steps
+from servecast.calibration import fit as fitting
+from servecast.calibration import steps
+from servecast.cost import physics, profile
 from servecast.cost.fitted import smooth_maximum
 from servecast.cost.roofline import Roofline
 from servecast.specs import catalogue

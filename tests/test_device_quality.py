@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 from servecast.batch import StepShape
-from servecast.cost import physics, whole_steps
+from servecast.calibration import whole_steps
+from servecast.cost import physics
 from servecast.errors import InputError
 from servecast.specs import catalogue
 

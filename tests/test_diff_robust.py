@@ -11,9 +11,9 @@ from folders import folder, seeds
 from scipy import stats
 from typer.testing import CliRunner
 
-from servecast import commands_diff
+from servecast.against.result.difference import difference
+from servecast.cli import diff as commands_diff
 from servecast.errors import InputError
-from servecast.planning.difference import difference
 
 METRIC = "ttft_p99_s"
 

@@ -11,12 +11,13 @@ import typer
 from folders import folder, seeds
 from typer.testing import CliRunner
 
-from servecast import commands_diff, report
+from servecast import report
+from servecast.against.result.difference import METRICS, _interval, difference
+from servecast.cli import diff as commands_diff
 from servecast.errors import InputError
-from servecast.planning.difference import METRICS, _interval, difference
-from servecast.planning.sweep import simulate
-from servecast.report.words import BLANK
+from servecast.run.sweep import simulate
 from servecast.scenario import check
+from servecast.text import BLANK
 
 METRIC = "ttft_p99_s"
 

@@ -7,24 +7,25 @@ import pandas as pd
 import pytest
 import yaml
 
-from servecast import commands_device, scenario
+from servecast import scenario
 from servecast.batch import OutOfMemory
-from servecast.cli import main
+from servecast.cli import device as commands_device
+from servecast.cli.app import main
 from servecast.engine import replay
 from servecast.errors import InputError
 from servecast.executor import Affine, RanOutError
 from servecast.kvcache import BlockPool
-from servecast.planning import sweep
 from servecast.policies import Static
 from servecast.requests import Status
+from servecast.run import sweep
 from servecast.scenario.serving import plan, serving, step_set_aside
 from servecast.scenario.traffic import traffic
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
 
+from servecast.against.device.execute import OnDevice  # noqa: E402
 from servecast.device import limit  # noqa: E402
 from servecast.device.recorded import RecordedExecutor, stepped  # noqa: E402
-from servecast.validation.execute import OnDevice  # noqa: E402
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8,

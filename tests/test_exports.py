@@ -25,11 +25,11 @@ from servecast.report.exports import (
     write_perfetto,
     write_vllm,
 )
-from servecast.report.exports.strict import dumps, write_bytes
 from servecast.report.exports.tokens import iteration_ends, token_gaps_by_request
 from servecast.report.exports.vllm_json import Answers, vllm_metrics
 from servecast.report.trace_figure import trace_figure
 from servecast.requests import Status
+from servecast.strict import dumps, write_bytes
 from servecast.workload.clients import RequestColumns
 from servecast.workload.prefixes import PrefixIds
 from servecast.workload.traces.trace_file import TraceFile

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from servecast.memory import GIB, plan
-from servecast.planning.lessons import padding_waste, usd_per_mtok
+from servecast.plan.lessons import padding_waste, usd_per_mtok
 from servecast.specs import catalogue
 
 SHARED = Path(os.environ.get("SERVECAST_SHARED", Path(__file__).parents[2] / "shared"))

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 from servecast.batch import StepShape
-from servecast.cost import fit as fitting
-from servecast.cost import physics, steps
+from servecast.calibration import fit as fitting
+from servecast.calibration import steps
+from servecast.cost import physics
 from servecast.cost.fitted import COEFFICIENTS, FittedCost
 from servecast.cost.profile import dump
 from servecast.errors import InputError

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from servecast.cost import fit_requests as fitting
+from servecast.calibration import fit_requests as fitting
 from servecast.cost import physics
 from servecast.cost import profile as profiles
 from servecast.cost.fitted import FittedCost

@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from servecast.errors import InputError
-from servecast.planning.answer import Option
-from servecast.planning.load import load_of
-from servecast.planning.planner import make_plan
-from servecast.planning.prices import unused
+from servecast.plan.answer import Option
+from servecast.plan.load import load_of
+from servecast.plan.planner import make_plan
+from servecast.plan.prices import unused
 from servecast.scenario import check
 
 FIXED = {"kind": "fixed", "tokens": 5}

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from test_cli import TINY, command
 
-from servecast import cli
-from servecast.planning import as_json, sweep
+from servecast.cli import app as cli
+from servecast.report import as_json
+from servecast.run import sweep
 
 
 @pytest.fixture

@@ -12,12 +12,13 @@ import pytest
 from servecast import report
 from servecast.cost import profile
 from servecast.errors import InputError
-from servecast.planning import kept, plan_store
-from servecast.planning.kept import Lines, text_of
-from servecast.planning.plan_files import _whole
-from servecast.planning.points_store import opened
-from servecast.planning.sweep import simulate
-from servecast.report.tables import replacing
+from servecast.files import replacing
+from servecast.plan import store as plan_store
+from servecast.report.plan_files import _whole
+from servecast.run import kept
+from servecast.run.kept import Lines, text_of
+from servecast.run.points_store import opened
+from servecast.run.sweep import simulate
 from servecast.scenario import check
 
 SCENARIO = """

@@ -4,7 +4,7 @@ import pytest
 
 from servecast.errors import InputError
 from servecast.memory import engine_defaults, plan
-from servecast.planning import lessons
+from servecast.plan import lessons
 from servecast.specs import catalogue
 
 

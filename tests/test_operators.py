@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 
 from servecast.batch import StepShape
-from servecast.cost import assemble, host, kernel_tables, layer_tables, operators
+from servecast.calibration import assemble, kernel_tables, layer_tables, operators
+from servecast.calibration.steps import from_frame
+from servecast.cost import host
 from servecast.cost import profile as profiles
-from servecast.cost.steps import from_frame
 from servecast.errors import InputError
 from servecast.specs import catalogue
 

@@ -18,7 +18,8 @@ from counting import opcodes
 
 from servecast import memory
 from servecast.batch import StepShape
-from servecast.cost import fit_requests, host
+from servecast.calibration import fit_requests
+from servecast.cost import host
 from servecast.cost import profile as profiles
 from servecast.cost.profile import TabulatedProfile
 from servecast.engine import replay

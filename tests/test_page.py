@@ -22,9 +22,9 @@ from servecast.report.charts import Axis, Chart, Datum, Panel, Series, figure
 from servecast.report.charts.looks import DARK, LIGHT, MARKERS, PATHS, places
 from servecast.report.charts.scales import scale
 from servecast.report.told import MOST_POINTS, PER_GPU, USERS, frontier, gathered
-from servecast.report.view import view
-from servecast.report.words import number
+from servecast.run.shown import view
 from servecast.scenario import check
+from servecast.text import number
 
 if TYPE_CHECKING:
     from pathlib import Path

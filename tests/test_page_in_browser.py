@@ -9,7 +9,7 @@ import browser
 import pages
 import pytest
 
-from servecast.report.words import number
+from servecast.text import number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

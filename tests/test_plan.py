@@ -23,20 +23,21 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import servecast
-from servecast import commands_plan
+from servecast.cli import plan as commands_plan
 from servecast.cost import profile as profiles
 from servecast.cost.fitted import COEFFICIENTS
 from servecast.errors import InputError
-from servecast.planning import plan_store, plan_words
-from servecast.planning.answer import Tokens, break_even, dollars
-from servecast.planning.capacity import MOST, fewest, highest_load
-from servecast.planning.load import load_of
-from servecast.planning.plan_files import write
-from servecast.planning.planner import make_plan
-from servecast.planning.progress import Progress
-from servecast.planning.sample import Binding, Sample, Share, binding, throughput
-from servecast.planning.system import Configuration
-from servecast.planning.uncertainty import Estimate, draws, estimate
+from servecast.plan import store as plan_store
+from servecast.plan.answer import Tokens, break_even, dollars
+from servecast.plan.capacity import MOST, fewest, highest_load
+from servecast.plan.configuration import Configuration
+from servecast.plan.load import load_of
+from servecast.plan.planner import make_plan
+from servecast.plan.sample import Binding, Sample, Share, binding, throughput
+from servecast.plan.uncertainty import Estimate, draws, estimate
+from servecast.progress import Progress
+from servecast.report import plan_words
+from servecast.report.plan_files import write
 from servecast.scenario import check
 from servecast.scenario.serving import serving
 from servecast.scenario.traffic import traffic
@@ -740,7 +741,7 @@ def test_the_api_is_compared_with_the_cheapest_gpus_not_the_fewest(made, tmp_pat
     dear = plan.options[0]
     cheap = replace(dear, label="cheap", target_gpus=2, target_replicas=2, usd_per_hour=0.1, usd_at_target={})
     assert plan.break_even_of == plan.cheapest == dear.label
-    from servecast.planning import planner
+    from servecast.plan import planner
 
     options = [dear, cheap]
     assert planner._cheapest(options) == 1
@@ -1214,7 +1215,7 @@ def test_a_horizon_is_refused_because_it_hides_late_answers(made):
 
 def test_users_of_a_full_server_cost_what_they_send(made):
     """One server of D seconds a request sends 1 / D whether 60 users wait or 255: the price at the target is of that."""
-    from servecast.planning import planner
+    from servecast.plan import planner
 
     arrivals = {"kind": "closed", "users": 60, "think_s": 1.0}
     scenario = made(

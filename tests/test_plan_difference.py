@@ -10,17 +10,17 @@ import pages
 import pytest
 from test_cli import command
 
+from servecast.against.result.plan_difference import Changed, plan_difference
 from servecast.errors import InputError
-from servecast.planning import plan_files
-from servecast.planning.answer import BreakEven
-from servecast.planning.plan_basis import Basis
-from servecast.planning.plan_difference import Changed, plan_difference
-from servecast.planning.uncertainty import Estimate
+from servecast.plan.answer import BreakEven
+from servecast.plan.basis import Basis
+from servecast.plan.uncertainty import Estimate
+from servecast.report import plan_files
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from servecast.planning.answer import Plan
+    from servecast.plan.answer import Plan
 
 
 def folder(path: Path, plan: Plan, **scenario: Any) -> Path:

@@ -12,12 +12,12 @@ import pytest
 import yaml
 from test_cli import command
 
-from servecast.planning import plan_lead, plan_names, plan_table
-from servecast.planning.answer import BreakEven, Fleet
-from servecast.planning.plan_basis import Basis, Rest, basis_of
-from servecast.planning.plan_page import page
-from servecast.planning.planner import make_plan
-from servecast.planning.uncertainty import Estimate
+from servecast.plan.answer import BreakEven, Fleet
+from servecast.plan.basis import Basis, Rest, basis_of
+from servecast.plan.planner import make_plan
+from servecast.plan.uncertainty import Estimate
+from servecast.report import plan_lead, plan_names, plan_table
+from servecast.report.plan_page import page
 from servecast.scenario import load
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 
 from servecast import load, simulate
-from servecast.planning.planner import make_plan
+from servecast.plan.planner import make_plan
 from servecast.report import comparison_rows, verdict
 from servecast.report.words import targets
 from servecast.scenario import find, names

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from servecast import cli, load, simulate
+from servecast import load, simulate
+from servecast.cli import app as cli
 from servecast.report import verdict
 from servecast.scenario import check
 

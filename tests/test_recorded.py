@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from servecast import resources
-from servecast.comparison import command, forecast, load
-from servecast.comparison.forecast import Network
-from servecast.comparison.observed import recorded
+from servecast.against.server import command, forecast, load
+from servecast.against.server.forecast import Network
+from servecast.against.server.observed import recorded
 
 SHARED = Path(os.environ.get("SERVECAST_SHARED", Path(__file__).parents[2] / "shared"))
 H100 = SHARED / "measured" / "h100-qwen3-14b-vllm0.23"

@@ -19,16 +19,17 @@ import pandas as pd
 import pytest
 import toy_runs as toy
 
+from servecast import files as tables
 from servecast import metrics, report
 from servecast.errors import InputError
-from servecast.report import page, plots, tables, words
+from servecast.report import page, plots, words
 from servecast.report.plots.shares import cost_bars, token_shares
 from servecast.report.plots.slots import _bars as slot_bars
 from servecast.report.plots.style import Plot, colours, heading, markers
 from servecast.report.plots.timeline import buckets
-from servecast.report.points import judged, per_policy, regimes
 from servecast.report.trust import step_error
-from servecast.report.view import view
+from servecast.run.judged import judged, per_policy, regimes
+from servecast.run.shown import view
 
 BURST = ([0.0] * 12, [100, 120, 90, 2000, 80, 110] * 2, [30, 40, 1, 35, 300, 28] * 2)
 

@@ -11,14 +11,14 @@ import time
 
 import pytest
 
-from servecast import terminal
+from servecast.cli import terminal
 from servecast.errors import InputError
-from servecast.planning import gathered, kept, points_store, sweep
-from servecast.planning.points_store import fingerprint, key_of, opened
-from servecast.planning.progress import Progress
-from servecast.planning.results import Failure, Outcome
-from servecast.planning.sweep import simulate
-from servecast.report.tables import write_tables
+from servecast.files import write_tables
+from servecast.progress import Progress
+from servecast.run import gathered, kept, points_store, sweep
+from servecast.run.points_store import fingerprint, key_of, opened
+from servecast.run.results import Failure, Outcome
+from servecast.run.sweep import simulate
 from servecast.scenario import check, points
 
 TABLES = ("summary.csv", "requests.csv.gz", "decisions.csv.gz", "oom.csv")

@@ -9,11 +9,13 @@ import pytest
 import toy_runs as toy
 import yaml
 
-from servecast import cli, metrics, simulate, terminal
+from servecast import metrics, simulate
+from servecast.cli import app as cli
+from servecast.cli import terminal
 from servecast.errors import InputError
-from servecast.planning.points_store import opened
-from servecast.planning.sweep import simulate as sweep
-from servecast.report.results import stated
+from servecast.run.points_store import opened
+from servecast.run.reportable import stated
+from servecast.run.sweep import simulate as sweep
 from servecast.scenario import check
 
 FIXED = {"prompt_tokens": {"kind": "fixed", "tokens": 100}, "output_tokens": {"kind": "fixed", "tokens": 10}}

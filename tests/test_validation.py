@@ -8,20 +8,21 @@ import numpy as np
 import pytest
 import yaml
 
+from servecast.against.device import compare
+from servecast.against.device import gates as plans
 from servecast.errors import InputError
 from servecast.executor import Affine, ModelExecutor
-from servecast.planning.sweep import modelled
 from servecast.requests import Status
+from servecast.run.sweep import modelled
 from servecast.scenario import check
-from servecast.validation import compare
-from servecast.validation import plan as plans
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
 
+from servecast.against.device import runs, speed  # noqa: E402
+from servecast.against.device.validate import validate  # noqa: E402
 from servecast.device import calibrate, grid, steps  # noqa: E402
+from servecast.report import validation_files as write  # noqa: E402
 from servecast.specs import hf_config  # noqa: E402
-from servecast.validation import runs, speed, write  # noqa: E402
-from servecast.validation.validate import validate  # noqa: E402
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -10,16 +10,17 @@ import pytest
 import yaml
 from toy_runs import ToyRun, decision_columns
 
+from servecast.against.device import compare, execute, runs, speed
+from servecast.against.device import validate as validation
+from servecast.against.device.gates import BURST
 from servecast.errors import InputError
 from servecast.executor import ModelExecutor
-from servecast.planning.sweep import modelled
 from servecast.policies import Continuous, Padded, Static
+from servecast.report import validation_files as write
 from servecast.requests import Status
+from servecast.run.sweep import modelled
 from servecast.scenario import check
 from servecast.scenario.serving import serving
-from servecast.validation import compare, execute, runs, speed, write
-from servecast.validation import validate as validation
-from servecast.validation.plan import BURST
 
 SCENARIO = {
     "name": "small",

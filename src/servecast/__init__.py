@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from servecast.planning.results import Results
+    from servecast.run.results import Results
     from servecast.scenario import Scenario
 
 __all__ = ["__version__", "load", "simulate"]
@@ -36,6 +36,6 @@ def load(path: str | Path, overrides: Mapping[str, object] | None = None) -> Sce
 
 def simulate(scenario: Scenario, jobs: int = 1) -> Results:
     """Run every policy, sweep point and seed of a scenario, ``jobs`` at a time."""
-    from servecast.planning.sweep import simulate
+    from servecast.run.sweep import simulate
 
     return simulate(scenario, jobs=jobs)

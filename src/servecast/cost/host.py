@@ -22,7 +22,7 @@ from servecast.errors import InputError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from servecast.cost.steps import Steps
+    from servecast.calibration.steps import Steps
     from servecast.cost.tabulated import TabulatedCost
 
     Floats = npt.NDArray[np.float64]

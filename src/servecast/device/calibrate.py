@@ -2,7 +2,7 @@
 
 `NAME.steps.csv` has a row for each step and round: the median of its repeats with their spread, in the schema of steps
 that every other table has, so that it can be fitted again. `NAME.json` says on which machine, and what else was found.
-`NAME.yaml` is the profile, fitted by `servecast.cost.whole_steps`. Rows are written as they are measured; a run that
+`NAME.yaml` is the profile, fitted by `calibration.whole_steps`. Rows are written as they are measured; a run that
 ended early goes on where it stopped.
 
 The rounds go over all steps in another order each, so that drift spreads evenly; two reference steps are measured again
@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from servecast.cost import physics, whole_steps
+from servecast.calibration import whole_steps
+from servecast.calibration.fit import Report, Table
+from servecast.cost import physics
 from servecast.cost.domain import Domain
-from servecast.cost.fit import Report, Table
 from servecast.cost.model import regime
 from servecast.cost.profile import Coefficient, LeftOut, Provenance, Tables, TabulatedProfile, rounded
 from servecast.device import footprint, grid, machine

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from servecast.report.results import Reportable, Roof
 from servecast.report.verdict import verdict
 from servecast.report.words import comparison_rows
+from servecast.run.reportable import Reportable, Roof
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,9 +24,9 @@ def write(results: Reportable, out: Path) -> Path:
     ------
     InputError : the folder cannot be written, the disk is full, or what is there holds no results
     """
+    from servecast.files import replacing, write_tables
     from servecast.report.page import render
     from servecast.report.plots import draw
-    from servecast.report.tables import replacing, write_tables
 
     target = out / str(results.scenario["name"])
     plots = draw(results)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from servecast.files import plain, scenario_text
 from servecast.report.charts.figure import figure, table
-from servecast.report.tables import plain, scenario_text
 from servecast.report.trust import origin, step_errors
-from servecast.report.words import BLANK, number
+from servecast.text import BLANK, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

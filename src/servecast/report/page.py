@@ -8,28 +8,29 @@ from html import escape
 from typing import TYPE_CHECKING
 
 import servecast
+from servecast.files import LARGE, frame_csv
 from servecast.metrics import PERCENTILE_RULE
 from servecast.report import run_charts, sweep_charts
 from servecast.report.charts.figure import download, figure, table
 from servecast.report.evidence import assumed, trusted
-from servecast.report.points import judged, per_policy
-from servecast.report.results import stated, swept
 from servecast.report.shell import TIP, read, script, style
-from servecast.report.tables import LARGE, frame_csv
 from servecast.report.tenants import tenant_rows
 from servecast.report.told import NUMBERS, gathered
 from servecast.report.trust import MEASURED, step_error
 from servecast.report.verdict import verdict
-from servecast.report.view import view
-from servecast.report.words import comparison_rows, missing, number, plain_value, seconds, short_key, targets
+from servecast.report.words import comparison_rows, targets
+from servecast.run.judged import judged, per_policy
+from servecast.run.reportable import stated, swept
+from servecast.run.shown import view
+from servecast.text import missing, number, plain_value, seconds, short_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from servecast.report.charts.spec import Chart
     from servecast.report.plots import Plot
-    from servecast.report.results import Reportable
     from servecast.report.told import Told
+    from servecast.run.reportable import Reportable
 
 MOST_ROWS = 150  # of the table of policies
 LARGEST_FILE = 900_000  # bytes of a table that travels in the page; of a larger one the points of the charts do

@@ -12,15 +12,15 @@ from servecast.report.charts.spec import Area, Axis, Bar, Bars, Chart, Datum, Ke
 from servecast.report.plots.roofline import sample
 from servecast.report.plots.shares import PARTS, parts_of
 from servecast.report.plots.timeline import MARKS, PANELS, buckets
-from servecast.report.view import on_the_roof
-from servecast.report.words import number, seconds, share
+from servecast.run.shown import on_the_roof
+from servecast.text import number, seconds, share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import pandas as pd
 
-    from servecast.report.view import View
+    from servecast.run.shown import View
 
 _TOLD_RANKS = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)
 _CURVE = 160  # points of a distribution's line

@@ -14,16 +14,16 @@ import numpy as np
 
 from servecast.report.charts.looks import places
 from servecast.report.charts.spec import Datum, Key, Series
-from servecast.report.points import judged, per_policy
-from servecast.report.results import stated, swept
-from servecast.report.words import BLANK, missing, number, plain_value, share, short_key
+from servecast.run.judged import judged, per_policy
+from servecast.run.reportable import stated, swept
+from servecast.text import BLANK, missing, number, plain_value, share, short_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import pandas as pd
 
-    from servecast.report.results import Reportable
+    from servecast.run.reportable import Reportable
 
 MOST_POINTS = 600  # of a chart: more are not told apart, and a page travels by mail
 
@@ -152,7 +152,7 @@ class Told:
 
     def csv(self, table: pd.DataFrame, columns: Sequence[str]) -> bytes:
         """The same with all digits, as a file."""
-        from servecast.report.tables import frame_csv
+        from servecast.files import frame_csv
 
         return frame_csv(table[["policy", *self.keys, *columns]])
 

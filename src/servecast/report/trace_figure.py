@@ -9,7 +9,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from servecast.report.plots.style import COLOURS, INK, QUIET, Plot, canvas, settings
-from servecast.report.words import number
+from servecast.text import number
 from servecast.workload.prefixes import PrefixIds, chained, first_places
 from servecast.workload.traces.statistics import joint_histogram, reusable
 

@@ -11,16 +11,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from servecast.report.points import SAME, SAME_LOAD, judged, most, per_policy, ranked
-from servecast.report.results import swept
-from servecast.report.words import listed, missing, number, plain_value, seconds, short_key, targets
+from servecast.report.words import targets
+from servecast.run.judged import SAME, SAME_LOAD, judged, most, per_policy, ranked
+from servecast.run.reportable import swept
+from servecast.text import listed, missing, number, plain_value, seconds, short_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import pandas as pd
 
-    from servecast.report.points import Judged
+    from servecast.run.judged import Judged
 
 ALIKE = 0.15  # rates this close are no news where the times differ
 SOONER = 1.1  # times closer than this are called equal

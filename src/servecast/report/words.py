@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from servecast.report.results import swept
+from servecast.run.reportable import swept
+from servecast.text import BLANK, missing, number, plain_value, seconds, share, short_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import pandas as pd
 
-BLANK = "\u2013"
 UNCALIBRATED = "uncalibrated"
 
 #: Heading, column of the summary, and how to write it.
@@ -37,50 +37,13 @@ COLUMNS = (
 _OPTIONAL = {"goodput_rps", "usd_per_mtok_output"}
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    """``value`` at so many significant digits, never in powers of ten between 1e-4 and 1e6; blank for None and NaN."""
-    if value is None or math.isnan(value):
-        return BLANK
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    places = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
-    if places > digits + 3:
-        return f"{value:.{digits - 1}e}"
-    text = f"{value:,.{places}f}"
-    return text.rstrip("0").rstrip(".") if places and value == round(value) else text
-
-
-def seconds(value: float | None) -> str:
-    """A time at three digits in the unit that suits it: 85.0 ms, 1.25 s, 23 min."""
-    if value is None or math.isnan(value):
-        return BLANK
-    if value < 1:
-        return f"{number(value * 1e3)} ms"
-    return f"{number(value)} s" if value < 600 else f"{number(value / 60)} min"
-
-
-def share(value: float | None) -> str:
-    """A fraction as a percentage; what is there but small does not become 0."""
-    if value is None or math.isnan(value):
-        return BLANK
-    percent = 100 * value
-    if 0 < percent < 0.1:
-        return "<0.1 %"
-    return f"{percent:.1f} %" if 0 < percent < 10 else f"{percent:.0f} %"
-
-
-def how_often(count: float) -> str:
-    """How often: once, twice, 12 times."""
-    return {1.0: "once", 2.0: "twice"}.get(float(count), f"{number(float(count))} times")
-
-
 def comparison_rows(summary: pd.DataFrame) -> list[dict[str, str]]:
     """The table that compares policies, as text: a row for each policy and sweep point, means over the seeds.
 
     Headings that nothing fills (no price, no targets, no sweep) are left out. A swept value that a policy does not have
     is blank, and stands after the others.
     """
-    from servecast.report.points import per_policy
+    from servecast.run.judged import per_policy
 
     table = per_policy(summary)
     keys = swept(summary)
@@ -102,23 +65,6 @@ def _ranks(values: list[Any]) -> dict[str, int]:
     return {value: place for place, value in enumerate(dict.fromkeys([*known, *blank]))}
 
 
-def missing(value: Any) -> bool:
-    """None or NaN."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def plain_value(value: Any) -> str:
-    """A swept value as a person wrote it; blank where there is none."""
-    if missing(value):
-        return BLANK
-    return f"{value:.10g}" if isinstance(value, float) else str(value)
-
-
-def short_key(key: str) -> str:
-    """The last part of a key path."""
-    return key.rsplit(".", 1)[-1]
-
-
 def _written(record: Mapping[Any, Any], name: str, form: str) -> str:
     value = record[name]
     if form == "text":
@@ -135,11 +81,6 @@ def _written(record: Mapping[Any, Any], name: str, form: str) -> str:
 
 def _count(value: float) -> str:
     return BLANK if math.isnan(value) else f"{value:,.0f}" if value == round(value) else number(value)
-
-
-def listed(parts: list[str]) -> str:
-    """Parts as a sentence has them: a, b and c."""
-    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
 
 
 def targets(slo: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from servecast.report.words import number
+from servecast.text import number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -18,8 +18,8 @@ import numpy as np
 import yaml
 
 from servecast.metrics import latencies, token_gaps
-from servecast.report.exports.strict import dumps, plain, write
 from servecast.requests import Status
+from servecast.strict import dumps, plain, write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

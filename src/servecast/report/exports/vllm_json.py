@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from servecast.report.exports.strict import dumps, plain, write
 from servecast.report.exports.tokens import token_gaps_by_request
 from servecast.requests import Status
+from servecast.strict import dumps, plain, write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,10 +13,10 @@ from servecast.report.plots.slots import slot_chart
 from servecast.report.plots.style import Plot, titled
 from servecast.report.plots.timeline import timeline_chart
 from servecast.report.told import gathered
-from servecast.report.view import view
+from servecast.run.shown import view
 
 if TYPE_CHECKING:
-    from servecast.report.results import Reportable
+    from servecast.run.reportable import Reportable
 
 __all__ = ["Plot", "draw"]
 

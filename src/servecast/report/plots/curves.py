@@ -20,17 +20,18 @@ from servecast.report.plots.style import (
     settings,
     titled,
 )
-from servecast.report.points import per_policy
-from servecast.report.results import swept
 from servecast.report.told import ordered
-from servecast.report.words import number, seconds, targets
+from servecast.report.words import targets
+from servecast.run.judged import per_policy
+from servecast.run.reportable import swept
+from servecast.text import number, seconds
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from servecast.report.results import Reportable
-    from servecast.report.view import View
+    from servecast.run.reportable import Reportable
+    from servecast.run.shown import View
 
 _POINTS = 600  # of a distribution: a curve of a million requests looks the same
 

@@ -20,14 +20,15 @@ from servecast.report.plots.style import (
     settings,
     titled,
 )
-from servecast.report.view import on_the_roof
-from servecast.report.words import UNCALIBRATED, number, share
+from servecast.report.words import UNCALIBRATED
+from servecast.run.shown import on_the_roof
+from servecast.text import number, share
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from servecast.report.results import Roof
-    from servecast.report.view import View
+    from servecast.run.reportable import Roof
+    from servecast.run.shown import View
 
 _STEPS = 500  # drawn of each policy, evenly spaced in busy time
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from matplotlib.patches import Patch
 
 from servecast.report.plots.style import ALARM, INK, Plot, canvas, colours, heading, legend, settings, titled
-from servecast.report.points import judged, per_policy
-from servecast.report.results import swept
-from servecast.report.words import missing, number, plain_value, share, short_key
+from servecast.run.judged import judged, per_policy
+from servecast.run.reportable import swept
+from servecast.text import missing, number, plain_value, share, short_key
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from servecast.report.results import Reportable
-    from servecast.report.view import View
+    from servecast.run.reportable import Reportable
+    from servecast.run.shown import View
 
 #: Part of the bar, colour, hatch.
 PARTS = (

@@ -8,13 +8,13 @@ import numpy as np
 from matplotlib.patches import Patch
 
 from servecast.report.plots.style import ALARM, INK, QUIET, Plot, canvas, colours, heading, legend, settings, titled
-from servecast.report.words import seconds, share
+from servecast.text import seconds, share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from servecast.report.view import View
+    from servecast.run.shown import View
 
 CLOSED = ("static", "padded")  # kinds whose slots are held until the batch ends
 LARGEST = 64  # requests; more are no longer told apart

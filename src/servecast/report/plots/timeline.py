@@ -9,14 +9,14 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from servecast.report.plots.style import ALARM, INK, QUIET, Plot, canvas, colours, heading, legend, settings, titled
-from servecast.report.words import how_often, share
+from servecast.text import how_often, share
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from servecast.report.view import View
+    from servecast.run.shown import View
 
 _BUCKETS = 700  # of time: more than a figure has dots to show
 _MEANS = 240  # of time where means are drawn: batches that follow each other faster are a level, not a comb

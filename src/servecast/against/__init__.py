@@ -1,0 +1,1 @@
+"""A forecast held against something: a recorded server, a device, another result."""

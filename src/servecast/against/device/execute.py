@@ -1,0 +1,120 @@
+"""Policies of a scenario on a real device: the executor, and the memory that it and the policy have.
+
+A closed batch may outgrow its memory. Where the largest one could, the run is made under that memory as a real limit
+(CPU only): the policy is then given more KV blocks than it can use, and the crash is the device's own. Elsewhere cache
+and activations fit whatever comes, and nothing is limited, which also leaves the device's step times alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from servecast.errors import InputError
+from servecast.kvcache import BlockPool
+from servecast.policies.closed import ClosedBatch
+from servecast.run.sweep import Machine
+from servecast.scenario.serving import activation_blocks, step_set_aside
+
+if TYPE_CHECKING:
+    from servecast.device.limit import Limit
+    from servecast.device.model import Transformer
+    from servecast.memory import MemoryPlan
+    from servecast.policies import Policy
+    from servecast.scenario import Scenario
+    from servecast.scenario.serving import Serving
+    from servecast.specs.model import ModelSpec
+
+
+class OnDevice:
+    """Makes the machine of each run on ``device``: ``cpu``, ``cuda`` or ``cuda:N``. A model is built once.
+
+    Raises InputError for a device that is not there, and when called for what it cannot compute.
+    """
+
+    def __init__(self, device: str) -> None:
+        from servecast.device.timing import open_device
+
+        self.name = device
+        self.device = open_device(device)
+        self._built: tuple[ModelSpec, int, Transformer] | None = None
+
+    def __call__(self, scenario: Scenario, at: int, served: Serving, planned: MemoryPlan) -> Machine:
+        place = f"scenario.policies[{at}]"
+        policy = scenario.policies[at].build()
+        refuse_unexecutable(policy, place)
+        if served.tensor_parallel != 1:
+            raise InputError("--execute", f"{self.name!r} is one device, tensor_parallel_size is not 1: simulate that")
+        if served.kv_dtype not in (None, served.model.dtype):
+            raise InputError("--execute", f"a KV cache in {served.kv_dtype} is not computed: set kv_cache_dtype: auto")
+        return machine(self._model(served.model, 2 * longest(planned)), scenario, at, served, planned)
+
+    def described(self) -> str:
+        """A sentence on what the runs were made on."""
+        from servecast.device import machine as machines
+
+        facts = machines.described(self.device)
+        return (
+            f"Executed on {facts.get('gpu', facts['processor'])} with torch {facts['torch']}: steps are measured "
+            f"({facts['clock']}), not forecast."
+        )
+
+    def _model(self, spec: ModelSpec, positions: int) -> Transformer:
+        from servecast.device import machine as machines
+        from servecast.device.model import refuse_unsupported, transformer
+
+        if self._built is None or self._built[0] != spec or self._built[1] < positions:
+            self._built = None  # first, so that two never have to fit
+            refuse_unsupported(spec)
+            machines.refuse_dtype(spec.dtype, self.device, "scenario.model")
+            machines.require_room(spec, spec.dtype, self.device, "scenario.model")
+            self._built = (spec, positions, transformer(spec, self.device, spec.dtype, max_positions=positions))
+        return self._built[2]
+
+
+def longest(planned: MemoryPlan) -> int:
+    """Tokens that a sequence may have."""
+    return min(planned.max_model_len, planned.kv_tokens)
+
+
+def machine(model: Transformer, scenario: Scenario, at: int, served: Serving, planned: MemoryPlan) -> Machine:
+    """Policy ``at`` of a scenario on a model that has been built: executor, warm, and memory."""
+    from servecast.device.executor import DeviceExecutor
+
+    policy, padded = scenario.policies[at].build(), scenario.policies[at].kind == "padded"
+    _, rows = step_set_aside(policy)
+    # A rectangle grows by the longest answer past the longest prompt, each of them shorter than a sequence may be.
+    length = longest(planned) * (2 if padded else 1)
+    beyond = activation_blocks(scenario, served, planned)
+    pool = BlockPool(planned.kv_blocks, planned.block_size, planned.block_bytes)
+    limit = _limit(model, policy, padded, rows * pool.blocks(length) + beyond(rows * longest(planned)), planned)
+    if limit is not None:
+        pool = BlockPool(rows * pool.blocks(length), planned.block_size, planned.block_bytes)
+    executor = DeviceExecutor(model, slots=rows, max_length=length, padded=padded, limit=limit)
+    executor.warm_up()
+    return Machine(executor, pool, beyond if limit is None else lambda tokens: 0)
+
+
+def _limit(model: Transformer, policy: Policy, padded: bool, most_blocks: int, planned: MemoryPlan) -> Limit | None:
+    """The memory limit of a policy whose batches may want ``most_blocks``; None where they cannot run out."""
+    from servecast.device.limit import Limit
+
+    if not isinstance(policy, ClosedBatch) or most_blocks <= planned.kv_blocks:
+        return None
+    if model.device.type != "cpu":
+        raise InputError(
+            "scenario.policies",
+            f"batches of {policy.batch_size} rows can outgrow the memory, and running out is executed on a cpu only: "
+            f"give less, a shorter engine.max_model_len, or engine.kv_blocks >= {most_blocks}",
+        )
+    cache = planned.kv_blocks * planned.block_bytes
+    beside = planned.usable_bytes - planned.weight_bytes - planned.overhead_bytes
+    # A rectangle is held as one piece, rows of their own lengths in whole blocks each.
+    block_size = 1 if padded else planned.block_size
+    return Limit(max(beside, cache + planned.activation_bytes), cache, block_size)
+
+
+def refuse_unexecutable(policy: Policy, place: str) -> None:
+    """Raises InputError for options of a policy that the device does not compute."""
+    for option in ("enable_prefix_caching", "async_scheduling"):
+        if getattr(policy, option, False):
+            raise InputError(f"{place}.{option}", "true is simulated only, a device does not execute it: set false")

@@ -1,0 +1,168 @@
+"""Executes and simulates a policy of a scenario on one trace, in one virtual clock.
+
+The engine is the same; only the executor differs. About and during each executed run reference steps are timed again:
+the device may have become slower since it was calibrated, and no model of steps can know that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from servecast.against.device import speed
+from servecast.against.device.execute import longest, machine, refuse_unexecutable
+from servecast.cost import profile as profiles
+from servecast.engine import replay
+from servecast.errors import InputError
+from servecast.executor import ModelExecutor
+from servecast.metrics import Hardware, summarise
+from servecast.run.sweep import modelled
+from servecast.scenario.serving import plan, serving, step_set_aside
+from servecast.scenario.traffic import traffic
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from servecast.cost.model import CostModel
+    from servecast.engine import Run
+    from servecast.memory import MemoryPlan
+    from servecast.run.sweep import Machine, Machines
+    from servecast.scenario import Scenario
+    from servecast.scenario.serving import Serving
+
+
+@dataclass(frozen=True)
+class Executed:
+    """A run on the device.
+
+    drifts : of the reference steps about and during it, against their calibration; tries : it took
+    """
+
+    run: Run
+    drifts: Mapping[str, float]
+    tries: int = 1
+
+    @property
+    def drift(self) -> float:
+        """The worst of its drifts."""
+        return speed.worst(self.drifts)
+
+
+class Bench:
+    """A scenario's model on its device, built once, and the cost model that forecasts it."""
+
+    def __init__(self, scenario: Scenario, device: str, facts: Mapping[str, Any], layers: int | None = None) -> None:
+        from servecast.device.model import transformer
+        from servecast.device.steps import References
+        from servecast.device.timing import open_device
+
+        self.served = serving(scenario)
+        self.cost: CostModel = self.served.cost
+        self.facts = facts
+        identity = facts["identity"]
+        require_same(identity, self.served, device)
+        positions = max(2 * (scenario.engine.max_model_len or self._most(scenario)), identity["limits"]["length"])
+        self.model = transformer(
+            self.served.model, open_device(device), identity["dtype"], max_positions=positions, layers=layers
+        )
+        self._references = References(self.model, identity)
+
+    def _most(self, scenario: Scenario) -> int:
+        policy = scenario.policies[0].build()
+        return plan(scenario, self.served, step_set_aside(policy)).max_model_len
+
+    def simulate(self, scenario: Scenario, at: int, step_time_scale: float = 1.0) -> Run:
+        """Policy ``at`` of the scenario with the cost model, its step times scaled."""
+
+        def scaled(scenario: Scenario, at: int, served: Serving, planned: MemoryPlan) -> Machine:
+            return modelled(scenario, at, served, planned)._replace(executor=ModelExecutor(self.cost, step_time_scale))
+
+        return self._replay(scenario, at, scaled)
+
+    def execute(self, scenario: Scenario, at: int) -> Executed:
+        """Policy ``at`` of the scenario on the device."""
+        references = self._references
+        before = references.seconds()
+        watched: list[speed.Watched] = []
+
+        def machines(scenario: Scenario, at: int, served: Serving, planned: MemoryPlan) -> Machine:
+            made = self._machine(scenario, at, served, planned)
+            # On CUDA the cache leaves no memory for another; what moves a GPU's speed, its clock, moves slowly.
+            if self.model.device.type != "cpu":
+                return made
+            watched.append(speed.Watched(made.executor, references.glance))
+            return made._replace(executor=watched[0])
+
+        run = self._replay(scenario, at, machines)
+        seen = [before, *(each for executor in watched for each in executor.seen), references.seconds()]
+        return Executed(run, speed.drifts(seen, self.facts["references_s"]))
+
+    def _machine(self, scenario: Scenario, at: int, served: Serving, planned: MemoryPlan) -> Machine:
+        refuse_unexecutable(scenario.policies[at].build(), f"scenario.policies[{at}]")
+        return machine(self.model, scenario, at, served, planned)
+
+    def held_out(self) -> list[dict[str, Any]]:
+        """Errors of the cost model on the held-out steps, timed anew: [{regime, count, median, p95, signed_mean}]."""
+        from servecast.device.quality import errors, shapes
+        from servecast.device.steps import held_out_times
+
+        table = held_out_times(self.model, self.facts["identity"])
+        table["predicted_s"] = self.cost.seconds(shapes(table))
+        return list(errors(table, "predicted_s"))
+
+    def summary(self, run: Run, policy: str, seed: int) -> dict[str, Any]:
+        """The summary row of a run, judged by the forecast's own cost model."""
+        served = self.served
+        hardware = Hardware(served.model, served.device.ridge(served.model.dtype), self.cost)
+        return summarise(run, policy=policy, seed=seed, hardware=hardware)
+
+    def _replay(self, scenario: Scenario, at: int, machines: Machines) -> Run:
+        policy = scenario.policies[at].build()
+        planned = plan(scenario, self.served, step_set_aside(policy))
+        made = machines(scenario, at, self.served, planned)
+        run = replay(
+            traffic(scenario.workload).client,
+            policy,
+            made.executor,
+            made.pool,
+            max_model_len=longest(planned),
+            activation_blocks=made.activation_blocks,
+            restart_s=scenario.engine.restart_s,
+        )
+        return replace(run, kv_blocks_total=planned.kv_blocks)
+
+
+def require_same(identity: Mapping[str, Any], served: Serving, device: str) -> None:
+    """Refuse a profile that was measured for another model, or on another kind of device."""
+    if identity["model"] != served.model.name:
+        raise InputError(
+            "scenario.profile",
+            f"was measured with {identity['model']}, not {served.model.name}: choose another profile",
+        )
+    on_cpu = identity["device"] == "cpu"
+    if on_cpu != (device.partition(":")[0] == "cpu"):
+        raise InputError("--device", f"{device!r}, but the profile was measured on {identity['device']}: use that")
+    if served.model.dtype != identity["dtype"]:
+        raise InputError(
+            "scenario.profile",
+            f"was measured in {identity['dtype']}, the model is in {served.model.dtype}: calibrate again",
+        )
+
+
+def facts_of(profile: str) -> dict[str, Any]:
+    """What `servecast calibrate` wrote beside a profile.
+
+    Raises InputError for a profile that it did not write.
+    """
+    import json
+
+    path = Path(profiles._find(profile)).with_suffix(".json")
+    if not path.is_file():
+        raise InputError(
+            "scenario.profile", f"{profile} has no {path.name} beside it: let servecast calibrate make the profile"
+        )
+    facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if "references_s" not in facts:
+        raise InputError(str(path), "its calibration has not ended: call servecast calibrate again")
+    return facts

@@ -1,0 +1,11 @@
+"""A forecast held against what a server was recorded to do: `servecast compare`."""
+
+from __future__ import annotations
+
+from servecast.against.server.command import compare
+from servecast.against.server.compared import Comparison
+from servecast.against.server.forecast import Setting, load
+from servecast.against.server.host import Host
+from servecast.against.server.observed import Observed
+
+__all__ = ["Comparison", "Host", "Observed", "Setting", "compare", "load"]

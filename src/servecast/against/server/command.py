@@ -1,0 +1,194 @@
+"""`servecast compare`: from a scenario and a recording to the comparison, its folder and what is printed of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from servecast.against.server import host as hosts
+from servecast.against.server.compared import Comparison
+from servecast.against.server.forecast import Setting, forecast, load
+from servecast.against.server.observed import recorded, same_requests
+from servecast.errors import InputError
+from servecast.report import compare_words as words
+from servecast.run.extrapolation import farthest
+from servecast.scenario.serving import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from servecast.against.server.forecast import Forecast
+    from servecast.against.server.observed import Observed
+
+_TWINS = {"patched": "vanilla", "vanilla": "patched"}
+_TWIN = re.compile(r"-(patched|vanilla)(?=\.)")
+
+
+#: Of `Told.data`: goes up when a key is taken out, or means something else.
+SCHEMA_VERSION: Final = 1
+
+
+class Told(NamedTuple):
+    """What a comparison says on the terminal: lines of settings, tables, the verdict; and where the page is."""
+
+    lines: tuple[str, ...]
+    tables: tuple[words.Table, ...]
+    verdict: str
+    page: Path | None
+    found: Comparison
+
+    def data(self) -> dict[str, Any]:
+        """The same for scripts; every row has every key, and what is not known is NaN or None."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "name": self.found.setting.scenario.name,
+            "folder": None if self.page is None else self.page.parent,
+            "report": self.page,
+            "verdict": self.verdict,
+            "notes": self.lines,
+            "rows": self.found.table.to_dict("records"),
+        }
+
+
+def compare(
+    scenario: str | Path,
+    recording: Path | None = None,
+    *,
+    overrides: Mapping[str, object] | None = None,
+    out: Path | None = Path("results"),
+    margin: float = 0.05,
+    band: float = 0.05,
+    twin: Path | None = None,
+    host_from: Path | None = None,
+    host_steps: bool = False,
+) -> Told:
+    """Simulate a recording and write and say how far off that is; ``out`` None writes nothing. See `compared`."""
+    found = compared(
+        scenario, recording, overrides=overrides, margin=margin, band=band, twin=twin, host_from=host_from,
+        host_steps=host_steps,
+    )  # fmt: skip
+    page = None
+    if out is not None:
+        from servecast.report.compare_page import write
+
+        page = write(found, out)
+    return Told(words.settings(found), words.tables(found), words.verdict(found), page, found)
+
+
+def compared(
+    scenario: str | Path,
+    recording: Path | None = None,
+    *,
+    overrides: Mapping[str, object] | None = None,
+    margin: float = 0.05,
+    band: float = 0.05,
+    twin: Path | None = None,
+    host_from: Path | None = None,
+    host_steps: bool = False,
+) -> Comparison:
+    """Simulate the arrivals and lengths of a recording, and hold the times against the recorded ones.
+
+    recording : None for the trace of the scenario
+    margin : relative error of means within which they are to be shown equivalent
+    band : also simulated with steps so much shorter and longer; 0 for none
+    twin : another recording of the same requests; None looks for ``-patched`` beside ``-vanilla`` and the reverse
+    host_from : recording that the client's way (uplink + downlink) is fitted on, instead of ``workload.network``; of
+        the recording itself the first third is used, and the rest is judged
+    host_steps : fit time of the host on top of each step too
+
+    Raises InputError: what cannot be read, simulated or compared.
+    """
+    for name, share in (("--margin", margin), ("--band", band)):
+        if not 0 <= share < 1 or (name == "--margin" and share == 0):
+            raise InputError(name, f"{share:g} is no such share: give a fraction, like 0.05 for 5 %")
+    if host_steps and host_from is None:
+        raise InputError("--host-steps", "nothing says which run to fit it on: name one with --host-from")
+    setting = load(scenario, overrides, recording)
+    trace = setting.recording
+    if trace is None:
+        raise InputError("RECORDED", "no recording is named, and the scenario has no trace: give a file")
+    requests, notes = recorded(trace)
+    file = Path(trace.path)
+    judged = _window(setting, requests)
+    host, beside = None, tuple[str, ...]()
+    if host_from is not None:
+        host, setting, judged, beside = _with_host(setting, file, requests, host_from, host_steps, judged)
+    step_s = 0.0 if host is None else host.step_s
+    made = forecast(setting, requests, host_step_s=step_s)
+    around = [
+        forecast(setting, requests, step_time_scale=scale, host_step_s=step_s).seen
+        for scale in ((1 - band, 1 + band) if band else ())
+    ]
+    found, told = _twin(file, requests, twin)
+    return Comparison(
+        setting,
+        requests,
+        made,
+        judged,
+        margin,
+        band=(band, around[0], around[1]) if band else None,
+        twin=found,
+        host=host,
+        notes=(*(f"Recording: {note}." for note in notes), *beside, *told, *_extrapolated(setting, made)),
+    )
+
+
+def _window(setting: Setting, requests: Observed) -> NDArray[np.bool_]:
+    """Which requests the scenario's warm-up and cool-down leave."""
+    scenario, arrival = setting.scenario, requests.arrival_s
+    start, end = scenario.warmup_s or 0.0, float(arrival[-1]) - (scenario.cooldown_s or 0.0)
+    chosen: NDArray[np.bool_] = (arrival >= start) & (arrival <= end)
+    if not chosen.any():
+        raise InputError(
+            "scenario.warmup_s", f"from {start:g} s to {end:g} s no request of the recording arrives; shorten them"
+        )
+    return chosen
+
+
+def _with_host(
+    setting: Setting, file: Path, requests: Observed, host_from: Path, steps: bool, judged: NDArray[np.bool_]
+) -> tuple[hosts.Host, Setting, NDArray[np.bool_], tuple[str, ...]]:
+    """The host's times, the setting with them, the requests that are left to judge, and notes on the other file."""
+    own = host_from.resolve() == file.resolve()
+    other, notes = (requests, ()) if own else recorded(host_from, f"--host-from {host_from}")
+    host = hosts.fit(setting, other, part="first third" if own else "whole", steps=steps)
+    host = host._replace(source=host_from.name)
+    if own:
+        judged = judged & ~hosts.first_third(requests)
+        if not judged.any():
+            raise InputError(
+                "--host-from", f"{host_from} has nothing after its first third to judge: fit on another run"
+            )
+    return host, setting._replace(network=host.network), judged, tuple(f"{host_from.name}: {note}." for note in notes)
+
+
+def _twin(file: Path, requests: Observed, named: Path | None) -> tuple[tuple[str, Observed] | None, list[str]]:
+    """The twin with its name, and a note where one was found that is none."""
+    path = named or _beside(file)
+    if path is None:
+        return None, []
+    other = recorded(path, f"--twin {path}" if named else "")[0]
+    problem = same_requests(requests, other)
+    if problem is None:
+        return (path.name, other), []
+    if named is not None:
+        raise InputError(f"--twin {named}", f"is no twin: {problem}; name a recording of the same requests")
+    return None, [f"{path.name} is no twin of the recording: {problem}."]
+
+
+def _beside(file: Path) -> Path | None:
+    name = _TWIN.sub(lambda match: f"-{_TWINS[match[1]]}", file.name)
+    twin = file.with_name(name)
+    return twin if name != file.name and twin.is_file() else None
+
+
+def _extrapolated(setting: Setting, made: Forecast) -> Iterator[str]:
+    beyond = farthest(made.run, serving(setting.scenario).cost)
+    if beyond is not None:
+        where = f"by a factor of up to {beyond.factor:.1f} in {beyond.field}" if beyond.field else ""
+        kind = "some steps are of a kind that was never measured" if beyond.unmeasured else ""
+        yield f"Extrapolated beyond the measured steps: {', '.join(part for part in (where, kind) if part)}."

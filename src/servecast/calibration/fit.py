@@ -1,0 +1,361 @@
+"""Fits a profile to measured steps: reads nothing itself, holds out, fits, judges, and gathers what the file keeps.
+
+How the coefficients are found stands in `calibration.solve`. Held out are a random part (in a log, whole stretches)
+and the largest steps; what is stored is fitted to all rows, after the errors were taken with those parts left out.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from servecast.batch import StepShape
+from servecast.calibration import solve
+from servecast.calibration.steps import Steps, from_frame, read
+from servecast.cost import physics
+from servecast.cost.domain import Domain
+from servecast.cost.fitted import COEFFICIENTS
+from servecast.cost.model import REGIMES, Regime, regime
+from servecast.cost.profile import (
+    PROBABILITIES,
+    Coefficient,
+    Form,
+    HeldOut,
+    Profile,
+    Provenance,
+    Residuals,
+    rounded,
+)
+from servecast.cost.roofline import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY
+from servecast.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import numpy.typing as npt
+    import pandas as pd
+
+    from servecast.cost.fitted import FittedCost
+    from servecast.specs.device import DeviceSpec
+    from servecast.specs.model import ModelSpec
+
+    Bools = npt.NDArray[np.bool_]
+
+#: Rows summed in a log of consecutive steps, against the jitter of a client's clock.
+WINDOW: Final = 16
+
+SHARPNESS: Final = 5.0
+"""p of the smooth maximum where the data hold no knee. Public H100 GEMM tables (a layer of Qwen3-14B, put together of
+its matrices, up to 257 tokens, matmuls at the efficiency of serving) give 3.3 to 5.3, see calibration/README.md."""
+
+_HELD_OUT: Final = 0.2
+_LARGEST: Final = 0.01
+#: Rows from which on a log has enough sums of 16 to hold out eight neighbours at a time.
+_LONG_LOG: Final = 2000
+
+
+class Table(NamedTuple):
+    """A table to print: title, column heads, rows of text."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+class Report(NamedTuple):
+    """What `servecast fit` prints: tables and one-line notes."""
+
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...]
+
+
+def fit_file(
+    paths: str | Path | Sequence[str | Path],
+    *,
+    model: str,
+    device: str,
+    name: str,
+    engine: str = "",
+    source: str = "",
+    tensor_parallel: int = 1,
+    kv_dtype: str | None = None,
+    seed: int = 0,
+    date: str | None = None,
+) -> Profile:
+    """Fit files of measured steps for a model and a device of the catalogue (or a config.json): see `fit`."""
+    from servecast.specs import catalogue
+
+    return fit(
+        read(paths),
+        catalogue.model(model),
+        catalogue.device(device),
+        name=name,
+        engine=engine,
+        source=source,
+        tensor_parallel=tensor_parallel,
+        kv_dtype=kv_dtype,
+        seed=seed,
+        date=date,
+    )
+
+
+def fit(
+    steps: Steps | pd.DataFrame,
+    model: ModelSpec,
+    device: DeviceSpec,
+    *,
+    name: str,
+    engine: str = "",
+    source: str = "",
+    tensor_parallel: int = 1,
+    kv_dtype: str | None = None,
+    compute_efficiency: float = COMPUTE_EFFICIENCY,
+    bandwidth_efficiency: float = BANDWIDTH_EFFICIENCY,
+    sharpness: float = SHARPNESS,
+    bounded_by_roofline: bool = True,
+    memory_bytes: dict[str, float] | None = None,
+    seed: int = 0,
+    date: str | None = None,
+) -> Profile:
+    """Fit measured steps; the same steps and seed give the same profile.
+
+    compute_efficiency, bandwidth_efficiency, sharpness : stated values for what the steps do not tell
+    bounded_by_roofline : keep every coefficient at or above its value at the device's peak; without it, at or above 0
+        (for a device whose peaks are not known, such as a CPU)
+    date : of the fit, today's by default
+    Raises InputError if all steps are of one shape, and if they are faster than the device's peaks allow: then model,
+    device or split are not theirs.
+    """
+    if not isinstance(steps, Steps):
+        steps = from_frame(steps)
+    _refuse_one_shape(steps)
+    if bounded_by_roofline:
+        _refuse_impossible(steps, model, device, tensor_parallel, kv_dtype)
+    physical = physics.of(model, device, tensor_parallel, kv_dtype)
+    least = (*physical[:5], 0.0) if bounded_by_roofline else (0.0,) * 6
+    setting = solve.Setting(
+        physical,
+        np.array([*least, 1.0]),
+        compute_efficiency,
+        bandwidth_efficiency,
+        sharpness,
+        WINDOW if steps.consecutive() else 1,
+        seed,
+    )
+    train, random, largest = _split(steps, setting)
+    trial = solve.cost_of(solve.solve(steps, train, setting).values, setting)
+    held_out = [*_errors("random", steps, random, trial, setting), *_errors("largest", steps, largest, trial, setting)]
+    identity = {
+        "name": name,
+        "tensor_parallel": tensor_parallel,
+        "kv_dtype": kv_dtype,
+        "memory_bytes": memory_bytes,
+        "provenance": Provenance(
+            source=source,
+            engine=engine,
+            date=date or datetime.now(UTC).date().isoformat(),
+            files=steps.files,
+            sha256=steps.sha256,
+            rows=len(steps),
+            seed=seed,
+            rows_each=setting.window,
+        ),
+    }
+    everything = solve.solve(steps, np.ones(len(steps), dtype=bool), setting)
+    return _profile(steps, everything, held_out, setting, model, device, identity)
+
+
+def report(profile: Profile) -> Report:
+    """The profile as tables of text."""
+
+    def row(label: str, c: Coefficient) -> tuple[str, ...]:
+        return (label, f"{c.value:.4g}", f"{c.low:.4g} .. {c.high:.4g}", c.unit, "yes" if c.identified else "no", c.how)
+
+    coefficients = [row(name, c) for name, c in profile.coefficients.items()]
+    coefficients.append(row("sharpness", profile.sharpness))
+    errors = [
+        (
+            e.part,
+            e.regime,
+            f"{e.count} x {e.rows_each}",
+            f"{e.median:.2%}",
+            f"{e.p95:.2%}",
+            f"{e.signed_mean:+.2%}",
+        )
+        for e in profile.held_out
+    ]
+    boxes = [(kind, *(_range(box.get(name)) for name in StepShape._fields)) for kind, box in profile.domain.items()]
+    return Report(
+        (
+            Table("coefficients", ("name", "value", "90 % interval", "unit", "from data", "how"), tuple(coefficients)),
+            Table(
+                "held-out error",
+                ("held out", "steps", "sums x rows", "median", "p95", "signed mean"),
+                tuple(errors),
+            ),
+            Table("domain", ("steps", *StepShape._fields), tuple(boxes)),
+        ),
+        profile.notes,
+    )
+
+
+def _range(bounds: tuple[float, float] | None) -> str:
+    return "not measured" if bounds is None else f"{bounds[0]:g} .. {bounds[1]:g}"
+
+
+# --- held out, and what is stored ------------------------------------------------------------------------------------
+
+
+def _split(steps: Steps, setting: solve.Setting) -> tuple[Bools, Bools, Bools]:
+    """Rows to train on, a random part and the largest steps; in a log whole sums of consecutive rows stay together."""
+    n = len(steps)
+    sizes = np.asarray(
+        solve.cost_of(np.array([*setting.physics[:5], 0.0, setting.sharpness]), setting).seconds(steps.shape)
+    )
+    unit = np.arange(n) // setting.window
+    block = unit if setting.window == 1 or n < _LONG_LOG else unit // 8
+    largest_rows = sizes > np.quantile(sizes, 1 - _LARGEST)
+    largest = np.isin(unit, unit[largest_rows])
+    blocks = np.unique(block[~largest])
+    drawn = np.random.default_rng(setting.seed).permutation(blocks)[: max(1, round(_HELD_OUT * len(blocks)))]
+    random = np.isin(block, drawn) & ~largest
+    train = ~largest & ~random
+    if not train.any() or not random.any():
+        raise InputError(steps.files[0], f"{n} steps leave nothing to hold out: give more")
+    return train, random, largest
+
+
+def _errors(part: str, steps: Steps, rows: Bools, cost: FittedCost, setting: solve.Setting) -> list[HeldOut]:
+    """Errors of predictions over sums of consecutive rows (or single rows of a grid), by kind of step."""
+    positions = np.flatnonzero(rows)
+    window = setting.window
+    starts = positions[solve.window_starts(positions, steps.run[rows], window)]
+    if not len(starts):
+        return []
+    predicted = solve.window_sums(np.asarray(cost.seconds(steps.shape)), starts, window)
+    error = predicted / solve.window_sums(steps.seconds, starts, window) - 1
+    kinds = regime(steps.shape)[starts[:, None] + np.arange(window)]
+    # A sum that holds prefill at all is priced by how well prefill is priced.
+    kind = np.where((kinds == "mixed").any(1), "mixed", np.where((kinds == "prefill").any(1), "prefill", "decode"))
+    found = []
+    for name in ("all", *REGIMES):
+        chosen = error[kind == name] if name != "all" else error
+        if len(chosen):
+            found.append(
+                HeldOut(
+                    part=part,  # type: ignore[arg-type]  # random or largest
+                    regime=name,  # type: ignore[arg-type]  # all or one of REGIMES
+                    rows_each=window,
+                    count=len(chosen),
+                    median=rounded(float(np.median(np.abs(chosen))), 4),
+                    p95=rounded(float(np.quantile(np.abs(chosen), 0.95)), 4),
+                    signed_mean=rounded(float(chosen.mean()), 4),
+                )
+            )
+    return found
+
+
+def _profile(
+    steps: Steps,
+    result: solve.Solution,
+    held_out: list[HeldOut],
+    setting: solve.Setting,
+    model: ModelSpec,
+    device: DeviceSpec,
+    identity: dict[str, Any],
+) -> Profile:
+    low, high = np.quantile(result.replicates, (0.05, 0.95), axis=0)
+    values = [rounded(v) for v in result.values.tolist()]
+    unknown = solve.unknown_coefficients(result, steps, np.ones(len(steps), dtype=bool))
+
+    def coefficient(i: int, unit: str) -> Coefficient:
+        # A bootstrap interval can lie beside the estimate where the data drift; it is widened to hold it.
+        return Coefficient(
+            value=values[i],
+            unit=unit,
+            low=rounded(min(float(low[i]), values[i])),
+            high=rounded(max(float(high[i]), values[i])),
+            identified=i not in result.pinned and i not in unknown,
+            how=result.how[i],
+        )
+
+    cost = solve.cost_of(np.array(values), setting)
+    predicted = np.asarray(cost.seconds(steps.shape))
+    kinds = regime(steps.shape)
+    residuals: dict[Regime, Residuals] = {}
+    for kind in REGIMES:
+        ratio = steps.seconds[kinds == kind] / predicted[kinds == kind]
+        if len(ratio):
+            quantiles = tuple(rounded(float(q), 5) for q in np.quantile(ratio, PROBABILITIES))
+            residuals[kind] = Residuals(steps=len(ratio), quantiles=quantiles)
+    domain = Domain.of(steps.shape, steps.measured)
+    covariance = np.cov(result.replicates[:, :6], rowvar=False)
+    return Profile(
+        model=model.name,
+        device=device.name,
+        coefficients={name: coefficient(i, unit) for i, (name, unit) in enumerate(COEFFICIENTS.items())},
+        sharpness=coefficient(solve.P, "1"),
+        form=Form(
+            expert_share=rounded(setting.physics.expert_share),
+            expert_untouched=rounded(setting.physics.expert_untouched),
+            windows=tuple((rounded(w.share), w.tokens) for w in setting.physics.windows),
+        ),
+        held_out=tuple(held_out),
+        domain={kind: dict(box) for kind, box in domain.boxes.items()},  # type: ignore[misc]  # kinds are REGIMES
+        residuals=residuals,
+        covariance=tuple(tuple(rounded(v, 5) for v in row) for row in covariance.tolist()),
+        notes=tuple(_notes(values, result.pinned, setting, held_out)),
+        **identity,
+    )
+
+
+def _notes(
+    values: Sequence[float], pinned: frozenset[int], setting: solve.Setting, held_out: Sequence[HeldOut]
+) -> list[str]:
+    peak = setting.physics
+    compute, bandwidth = peak.token_s / values[solve.M], peak.weight_read_s / values[solve.W]
+    notes = [
+        f"matmuls at {compute:.3f} of the peak FLOP/s, weights read at {bandwidth:.3f} of the peak bandwidth",
+        f"prefill pays for the matmuls from about {values[solve.W] / values[solve.M]:.0f} tokens in a step on",
+    ]
+    if setting.window > 1:
+        notes.append(
+            f"rows are consecutive steps of a log: fitted on single rows and on sums of {setting.window}, "
+            f"judged on sums of {setting.window}"
+        )
+    if any(index in pinned for index in (solve.W, solve.M)):
+        notes.append("intervals hold what is pinned at its value; see `how` for what was stated")
+    if not any(e.regime in ("mixed", "prefill") for e in held_out):
+        notes.append("no step held prefill: its cost is physics at the stated efficiencies alone")
+    return notes
+
+
+def _refuse_one_shape(steps: Steps) -> None:
+    """One shape, however often it was timed, tells the sum of all terms and not one of them."""
+    shape = steps.shape
+    if any(np.ptp(np.asarray(column)) > 0 for column in shape):
+        return
+    told = ("prefill_tokens", "decode_rows", "decode_context")
+    values = ", ".join(f"{name} {np.asarray(getattr(shape, name))[0]:g}" for name in told)
+    raise InputError(
+        steps.files[0],
+        f"all {len(steps)} steps are of one shape ({values}), which does not tell what a token, a row or its context "
+        "costs: measure steps that vary in these",
+    )
+
+
+def _refuse_impossible(
+    steps: Steps, model: ModelSpec, device: DeviceSpec, tensor_parallel: int, kv_dtype: str | None
+) -> None:
+    ratio = float(
+        np.median(steps.seconds / physics.floor_seconds(steps.shape, model, device, tensor_parallel, kv_dtype))
+    )
+    if ratio < 1:
+        raise InputError(
+            steps.files[0],
+            f"the median step takes {ratio:.2f} of the least time that {tensor_parallel} x {device.name} needs for "
+            f"{model.name}: check the model, the device, the split, and that seconds are seconds",
+        )

@@ -1,0 +1,371 @@
+"""A coarse profile from recorded requests alone: when each was sent, its first token, its last.
+
+Nobody measured a step, but the requests tell who was decoding when. An answer of n + 1 tokens took n steps, each with
+the rows and the cached tokens that its neighbours' times tell, and prompts that came in between held it up:
+
+    e2e - ttft = n (c + max(W, m rows) + k context + r rows) + sum over prompts between (their step, less a decode step)
+    ttft       = offset + half a decode step + its own step             (requests with nobody else before their token)
+
+with the smooth maximum, the pairs and the meaning of the coefficients of `servecast.cost.fitted`. Told by the data are
+c, m and r together with the offset of the client; W, k and the knee are physics at an efficiency that nobody measured.
+So each interval is that of fits to requests drawn anew *and* to efficiencies and knees drawn from their whole range.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from servecast.calibration.fit import SHARPNESS
+from servecast.cost import physics
+from servecast.cost.fitted import COEFFICIENTS, smooth_maximum
+from servecast.cost.profile import Coefficient, Form, HeldOut, Profile, Provenance, rounded
+from servecast.cost.roofline import BANDWIDTH_EFFICIENCY
+from servecast.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import pandas as pd
+
+    from servecast.cost.physics import Physics
+    from servecast.specs.device import DeviceSpec
+    from servecast.specs.model import ModelSpec
+
+    Floats = npt.NDArray[np.float64]
+
+COLUMNS: Final = ("arrival_s", "prompt_tokens", "output_tokens", "ttft_s", "e2e_s")
+FEWEST: Final = 40
+
+BANDWIDTH_RANGE: Final = (0.60, 0.95)
+SHARPNESS_RANGE: Final = (3.0, 8.0)
+"""What W and k, and the knee, are drawn from: shares of the peak bandwidth that engines reach, knees of GEMM tables."""
+
+_REPLICATES: Final = 60
+_HELD_OUT: Final = 0.25
+
+
+class Timeline(NamedTuple):
+    """Recorded requests in order of first token, all (n,), times in seconds.
+
+    steps : decode steps of each      decode_s : how long they took      rows, context : means over them
+    before, after : which prompts (positions) came in between
+    own_rows, own_context : what decoded when its own prompt was computed      alone : nobody else before its token
+    """
+
+    prompt: Floats
+    steps: Floats
+    decode_s: Floats
+    ttft_s: Floats
+    rows: Floats
+    context: Floats
+    before: npt.NDArray[np.int64]
+    after: npt.NDArray[np.int64]
+    own_rows: Floats
+    own_context: Floats
+    alone: npt.NDArray[np.bool_]
+
+
+class _Pins(NamedTuple):
+    bandwidth: float
+    sharpness: float
+
+
+def fit_requests(
+    requests: pd.DataFrame,
+    model: ModelSpec,
+    device: DeviceSpec,
+    *,
+    name: str,
+    engine: str = "",
+    source: str = "",
+    files: tuple[str, ...] = ("requests",),
+    tensor_parallel: int = 1,
+    kv_dtype: str | None = None,
+    seed: int = 0,
+    date: str | None = None,
+) -> Profile:
+    """Fit recorded requests; the same requests and seed give the same profile.
+
+    requests : columns `COLUMNS`, and ``send_s`` where that differs from ``arrival_s``
+    Raises InputError for missing columns, impossible times, too few requests, or none that decodes.
+    """
+    import pandas as pd
+
+    line = timeline(requests, files[0])
+    physical = physics.of(model, device, tensor_parallel, kv_dtype)
+    slowest = _slowest_reading(line, physical, files[0])
+    random = np.random.default_rng(seed)
+    n = len(line.prompt)
+    pins = _Pins(BANDWIDTH_EFFICIENCY, SHARPNESS)
+    left_out = np.isin(np.arange(n), random.permutation(n)[: round(_HELD_OUT * n)])
+    trial = _solve(line, physical, pins, np.flatnonzero(~left_out))
+    values = _solve(line, physical, pins, np.arange(n))
+    drawn = np.array(
+        [
+            _coefficients(_solve(line, physical, other, random.integers(0, n, n)), physical, other)
+            for other in (
+                _Pins(random.uniform(slowest, BANDWIDTH_RANGE[1]), random.uniform(*SHARPNESS_RANGE))
+                for _ in range(_REPLICATES)
+            )
+        ]
+    )
+    low, high = np.quantile(drawn, (0.05, 0.95), axis=0)
+    fitted = _coefficients(values, physical, pins)
+    told = ("token_s", "row_s", "step_s")
+
+    def coefficient(i: int, name: str, unit: str) -> Coefficient:
+        value = rounded(float(fitted[i]))
+        how = "fitted to requests" if name in told else "physics, efficiency not measured (0.60 to 0.95 of the peak)"
+        if name == "pair_s":
+            how = "its FLOPs at the efficiency of token_s"
+        return Coefficient(
+            value=value,
+            unit=unit,
+            low=rounded(min(float(low[i]), value)),
+            high=rounded(max(float(high[i]), value)),
+            identified=name in told,
+            how=how,
+        )
+
+    digest = hashlib.sha256(pd.util.hash_pandas_object(requests[list(COLUMNS)], index=False).to_numpy().tobytes())
+    return Profile(
+        name=name,
+        model=model.name,
+        device=device.name,
+        tensor_parallel=tensor_parallel,
+        kv_dtype=kv_dtype,
+        coefficients={name: coefficient(i, name, unit) for i, (name, unit) in enumerate(COEFFICIENTS.items())},
+        sharpness=Coefficient(
+            value=pins.sharpness,
+            unit="1",
+            low=SHARPNESS_RANGE[0],
+            high=SHARPNESS_RANGE[1],
+            identified=False,
+            how="stated: requests do not tell the knee",
+        ),
+        form=Form(
+            expert_share=rounded(physical.expert_share),
+            expert_untouched=rounded(physical.expert_untouched),
+            windows=tuple((rounded(w.share), w.tokens) for w in physical.windows),
+        ),
+        held_out=_held_out(line, trial, physical, pins, left_out),
+        domain=_domain(line),  # type: ignore[arg-type]  # kinds are REGIMES
+        covariance=tuple(tuple(rounded(v, 5) for v in row) for row in np.cov(drawn, rowvar=False).tolist()),
+        notes=(
+            "coarse: fitted to times of requests, no step was measured",
+            f"{1e3 * values[3]:.1f} ms of the time to first token are not its prompt's (the client's way)",
+        ),
+        provenance=Provenance(
+            source=source,
+            engine=engine,
+            date=date or datetime.now(UTC).date().isoformat(),
+            files=files,
+            sha256=digest.hexdigest(),
+            rows=n,
+            seed=seed,
+            rows_each=1,
+        ),
+    )
+
+
+def is_requests(columns: object) -> bool:
+    """Whether a table with these columns holds recorded requests."""
+    return set(COLUMNS) <= set(columns)  # type: ignore[call-overload, no-any-return]  # names of a data frame
+
+
+def read(path: str | Path) -> pd.DataFrame:
+    """A table of requests (.csv, .csv.gz, .parquet).
+
+    Raises InputError if it cannot be read.
+    """
+    import pandas as pd
+
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(str(path), "no such file: give a table of recorded requests")
+    try:
+        return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+    except (ValueError, OSError, EOFError) as error:  # pandas' and pyarrow's own errors are ValueErrors
+        raise InputError(str(path), f"cannot be read ({' '.join(str(error).split())}): save it again") from error
+
+
+def timeline(requests: pd.DataFrame, place: str) -> Timeline:
+    """Who decoded when.
+
+    Raises InputError as `fit_requests` does.
+    """
+    missing = [name for name in COLUMNS if name not in requests.columns]
+    if missing:
+        raise InputError(place, f"column {', '.join(missing)} is missing: recorded requests have {', '.join(COLUMNS)}")
+    columns = {name: requests[name].to_numpy(dtype=float) for name in COLUMNS}
+    bad = np.flatnonzero(
+        ~np.all([np.isfinite(column) for column in columns.values()], axis=0)
+        | (columns["ttft_s"] <= 0)
+        | (columns["e2e_s"] < columns["ttft_s"])
+        | (columns["prompt_tokens"] < 1)
+    )
+    if len(bad):
+        raise InputError(f"{place}:{bad[0] + 2}", "times must be numbers with 0 < ttft_s <= e2e_s: remove the row")
+    if len(requests) < FEWEST or not (columns["output_tokens"] > 1).any():
+        raise InputError(place, f"{len(requests)} requests are too few, or none decodes: give at least {FEWEST}")
+    if all(np.ptp(column) == 0 for column in columns.values()):
+        raise InputError(
+            place, f"all {len(requests)} requests are the same one: record requests that vary in time and in length"
+        )
+    sent = requests["send_s"].to_numpy(dtype=float) if "send_s" in requests else columns["arrival_s"]
+    first, last = sent + columns["ttft_s"], sent + columns["e2e_s"]
+    order = np.argsort(first, kind="stable")
+    first, last, sent = first[order], last[order], sent[order]
+    prompt, output = columns["prompt_tokens"][order], columns["output_tokens"][order]
+    steps = output - 1
+    span = last - first
+    pace = np.divide(steps, span, out=np.zeros_like(span), where=span > 0)
+    # Rows and cached tokens at any time are sums of lines that begin at a first token and end at a last one.
+    times = np.concatenate([first, last])
+    at = np.argsort(times, kind="stable")
+    times = times[at]
+    sign = np.concatenate([np.ones(len(first)), -np.ones(len(last))])[at]
+    level = np.concatenate([prompt - pace * first] * 2)[at]
+    rate = np.concatenate([pace, pace])[at]
+    rows, held, growth = (np.cumsum(sign * column) for column in (np.ones(len(times)), level, rate))
+    width = np.diff(times)
+    row_area = np.concatenate([[0.0], np.cumsum(rows[:-1] * width)])
+    middle = (times[1:] + times[:-1]) / 2
+    context_area = np.concatenate([[0.0], np.cumsum((held[:-1] + growth[:-1] * middle) * width)])
+
+    def mean(area: Floats) -> Floats:
+        between: Floats = np.interp(last, times, area) - np.interp(first, times, area)
+        means: Floats = np.divide(between, span, out=np.zeros_like(span), where=span > 0)
+        return means
+
+    position = np.arange(len(first))
+    just_before = np.searchsorted(times, first, side="left") - 1
+    inside = just_before >= 0
+    own_rows = np.where(inside, rows[just_before], 0.0)
+    own_context = np.where(inside, held[just_before] + growth[just_before] * first, 0.0)
+    others_sent = np.searchsorted(np.sort(sent), first) - np.searchsorted(np.sort(sent), sent, side="right")
+    others_first = position - np.searchsorted(first, sent)
+    return Timeline(
+        prompt=prompt,
+        steps=steps,
+        decode_s=span,
+        ttft_s=first - sent,
+        rows=mean(row_area),
+        context=mean(context_area),
+        before=position + 1,
+        after=np.searchsorted(first, last),
+        own_rows=np.maximum(own_rows, 0.0),
+        own_context=np.maximum(own_context, 0.0),
+        alone=(others_sent <= 0) & (others_first <= 0),
+    )
+
+
+def _slowest_reading(line: Timeline, physical: Physics, place: str) -> float:
+    """The least share of the bandwidth with which the weights can be read as often as the fastest answers' tokens came.
+
+    Raises InputError where that is more than engines reach.
+    """
+    some = line.steps > 0
+    fastest = float(np.quantile(line.decode_s[some] / line.steps[some], 0.02))
+    least = physical.weight_read_s / fastest
+    if least > BANDWIDTH_RANGE[1]:
+        raise InputError(
+            place,
+            f"a token every {fastest * 1e3:.3g} ms reads the weights at {least:.2f} of the peak bandwidth: check the "
+            "model, the device, the split, and that seconds are seconds",
+        )
+    return max(BANDWIDTH_RANGE[0], least)
+
+
+def _coefficients(values: Floats, physical: Physics, pins: _Pins) -> Floats:
+    """In the order of `COEFFICIENTS`, from (c, m, r, offset)."""
+    step, token, row, _ = values
+    read, cached = physical.weight_read_s / pins.bandwidth, physical.context_s / pins.bandwidth
+    return np.array([read, token, physical.pair_s * token / physical.token_s, cached, row, step])
+
+
+def _predicted(line: Timeline, values: Floats, physical: Physics, pins: _Pins) -> tuple[Floats, Floats]:
+    """Decode time and time to first token of each request [s]."""
+    read, token, pair, cached, row, step = _coefficients(values, physical, pins)
+    pairs = line.prompt * (line.prompt + 1) / 2
+    decode_before = smooth_maximum(read, token * line.own_rows, pins.sharpness)
+    prompts = smooth_maximum(read, token * (line.prompt + line.own_rows), pins.sharpness)
+    held_up = prompts - decode_before + pair * pairs + row
+    total = np.concatenate([[0.0], np.cumsum(held_up)])
+    each = step + smooth_maximum(read, token * line.rows, pins.sharpness) + cached * line.context + row * line.rows
+    decode = line.steps * each + total[np.maximum(line.after, line.before)] - total[line.before]
+    own = step + prompts + pair * pairs + cached * line.own_context + row * (line.own_rows + 1)
+    waited = np.where(line.own_rows > 0, (step + decode_before + cached * line.own_context) / 2, 0.0)
+    return decode, values[3] + waited + own
+
+
+def _solve(line: Timeline, physical: Physics, pins: _Pins, chosen: npt.NDArray[np.int64]) -> Floats:
+    """(c, m, r, offset) of the chosen requests: soft-L1 on the logarithm of predicted over recorded."""
+    from scipy.optimize import least_squares
+
+    decoding = chosen[line.steps[chosen] > 0]
+    alone = chosen[line.alone[chosen]]
+    scale = np.array([1e-3, physical.token_s / 0.7, 1e-5, 5e-3])
+
+    def residuals(x: Floats) -> Floats:
+        decode, first = _predicted(line, x * scale, physical, pins)
+        found = np.log(decode[decoding] / line.decode_s[decoding])
+        return np.concatenate([found, 0.5 * np.log(first[alone] / line.ttft_s[alone])])
+
+    solved = least_squares(
+        residuals,
+        np.array([0.5, 1.0, 1.0, 1.0]),
+        bounds=([0.0, 0.7, 0.0, 0.0], [20.0, 5.0, 50.0, 20.0]),
+        loss="soft_l1",
+        f_scale=0.03,
+        max_nfev=60,
+    )
+    found: Floats = solved.x * scale
+    return found
+
+
+def _held_out(
+    line: Timeline, values: Floats, physical: Physics, pins: _Pins, rows: npt.NDArray[np.bool_]
+) -> tuple[HeldOut, ...]:
+    decode, _ = _predicted(line, values, physical, pins)
+    judged = rows & (line.steps > 0)
+    if not judged.any():
+        return ()
+    error = decode[judged] / line.decode_s[judged] - 1
+    return (
+        HeldOut(
+            part="random",
+            regime="all",
+            rows_each=max(1, round(float(line.steps[judged].mean()))),
+            count=int(judged.sum()),
+            median=rounded(float(np.median(np.abs(error))), 4),
+            p95=rounded(float(np.quantile(np.abs(error), 0.95)), 4),
+            signed_mean=rounded(float(error.mean()), 4),
+        ),
+    )
+
+
+def _domain(line: Timeline) -> dict[str, dict[str, tuple[float, float]]]:
+    """What the requests went through, by their means and at their first tokens."""
+    some = line.steps > 0
+    decode = {
+        "decode_rows": _range(np.maximum(1.0, np.concatenate([line.rows[some], line.own_rows]))),
+        "decode_context": _range(np.concatenate([line.context[some], line.own_context])),
+    }
+    prefill = {
+        "prefill_rows": (1.0, 1.0),
+        "prefill_tokens": _range(line.prompt),
+        "prefill_pairs": _range(line.prompt * (line.prompt + 1) / 2),
+    }
+    boxes = {"decode": decode, "mixed": {**prefill, **decode}}
+    if (line.own_rows == 0).any():
+        boxes["prefill"] = prefill
+    return boxes
+
+
+def _range(values: Floats) -> tuple[float, float]:
+    return rounded(float(values.min())), rounded(float(values.max()))

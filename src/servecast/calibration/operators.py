@@ -1,0 +1,208 @@
+"""What tables of operators give for one model on one GPU: terms to add up, attention, how far they can be trusted.
+
+The readers (`layer_tables`, `kernel_tables`) turn a folder of measured operators into
+`Parts`; `assemble` puts a profile together of them. What no table holds comes from here: kernels that
+only move memory take a launch and their bytes at the peak bandwidth, the sampler a launch and a few passes over the
+logits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from servecast.cost.curves import Curve, curve, left_out
+from servecast.cost.profile import LeftOut, rounded
+from servecast.errors import InputError
+from servecast.specs.dtypes import bytes_per_value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    import numpy.typing as npt
+    import pandas as pd
+
+    from servecast.cost.tabulated import PrefillBy
+    from servecast.specs.device import DeviceSpec
+    from servecast.specs.model import ModelSpec
+
+#: Where a term comes from: a point of a table, a line between its points, or datasheet arithmetic.
+Origin = Literal["measured", "interpolated", "roofline"]
+
+#: (outer, inner, seconds) of an attention table, all layers together.
+Points = list[tuple[float, float, float]]
+
+KERNEL_S: Final = 2.4e-6
+"""The least that a kernel takes on the GPU: norms, rotary embedding and activation of one token take 1.9 to 4.2 us,
+2.4 in the median, in the layer tables of RTX PRO 6000 and RTX 4090 (vLLM 0.19). There, kernels that only move memory
+reach 1.0 to 1.4 of the peak bandwidth at 1,024 tokens and more: part of what they read is still in the L2."""
+
+SAMPLER_S: Final = 20e-6
+SAMPLER_PASS_BYTES: Final = 8.5
+"""The sampler, where no table has it: a few launches, and bytes moved per row and vocabulary entry (logits in 16 bits
+and fp32, read again). In the layer tables 12 to 25 us at 1 row, and 7.6 to 9.5 bytes at the peak bandwidth."""
+
+
+class Term(NamedTuple):
+    """One summand of a step: a function of its ``tokens`` or of its ``rows`` [s]."""
+
+    name: str
+    per: Literal["tokens", "rows"]
+    origin: Origin
+    curve: Curve
+
+
+class Parts(NamedTuple):
+    """All that a step is put together of.
+
+    decode, mixed : (rows, context of a mean row, seconds)      prefill : by ``prefill_by`` and the other, seconds
+    extra_prefill_knots : the launch alone, which a surface is drawn down to
+    """
+
+    terms: tuple[Term, ...]
+    decode: Points
+    prefill: Points
+    prefill_by: PrefillBy
+    mixed: Points
+    mixed_tile_s: float
+    launch_s: float
+    attention_origin: Origin
+    most_tokens: int
+    most_context: int
+    most_rows: int
+    left_out: tuple[LeftOut, ...]
+    notes: tuple[str, ...]
+    files: tuple[str, ...]
+    sha256: str
+    rows: int
+
+
+def require_dense(model: ModelSpec) -> None:
+    """Refuse models whose operators the tables do not hold.
+
+    Raises InputError for experts, latent attention and sliding windows.
+    """
+    what = None
+    if model.experts is not None:
+        what = "a mixture of experts"
+    elif model.latent is not None:
+        what = "latent attention"
+    elif any(group.window is not None for group in model.groups):
+        what = "a sliding window"
+    if what:
+        raise InputError(
+            "--model", f"{model.name} has {what}: tables of operators are put together for dense models only"
+        )
+
+
+def memory_bound(
+    name: str,
+    knots: Sequence[int],
+    bytes_per_token: float,
+    launches: int,
+    device: DeviceSpec,
+    per: Literal["tokens", "rows"] = "tokens",
+) -> Term:
+    """Kernels that only move memory: launches, and their bytes at the peak bandwidth [s]."""
+    points = [(n, launches * KERNEL_S + bytes_per_token * n / device.bandwidth_Bps) for n in knots]
+    return Term(name, per, "roofline", curve(points))
+
+
+def elementwise(model: ModelSpec, device: DeviceSpec, knots: Sequence[int], tensor_parallel: int) -> Term:
+    """Norms, activation, rotary embedding, writing keys and values, and the embedding: what GEMM tables leave out.
+
+    Bytes as vLLM's kernels move them: a norm with its residual reads and writes the hidden state twice (4 x hidden),
+    the activation reads gate and up and writes their product, rotary embedding and the norm of queries and keys read
+    and write them, and the cache write reads and writes keys and values.
+    """
+    value = bytes_per_value(model.dtype)
+    queries = model.heads // tensor_parallel * model.head_dim
+    keys = model.kv_heads_per_gpu(tensor_parallel) * model.head_dim
+    inner = (3 if model.gated else 2) * model.intermediate // tensor_parallel
+    turned = 2 * (queries + keys)
+    layer = 8 * model.hidden + inner + turned * (2 if model.qk_norm else 1) + 4 * keys
+    launches = 6 if model.qk_norm else 5
+    total = model.layers * layer + 2 * model.hidden + 4 * model.hidden
+    return memory_bound("elementwise kernels", knots, total * value, model.layers * launches + 2, device)
+
+
+def sampler(model: ModelSpec, device: DeviceSpec, knots: Sequence[int], tensor_parallel: int) -> Term:
+    """Sampling, and gathering the logits of all GPUs before it."""
+    per_row = model.vocab * SAMPLER_PASS_BYTES / device.bandwidth_Bps
+    once = SAMPLER_S
+    if tensor_parallel > 1:
+        share = (tensor_parallel - 1) / tensor_parallel
+        per_row += model.padded_vocab * bytes_per_value(model.dtype) * share / device.interconnect_Bps
+        once += KERNEL_S
+    return Term("sampler", "rows", "roofline", curve((n, once + per_row * n) for n in knots))
+
+
+def summary(operator: str, along: str, errors: Iterable[float]) -> list[LeftOut]:
+    """The errors of one operator's points, each predicted from the others; nothing where there are none."""
+    found = np.array(list(errors))
+    found = found[np.isfinite(found)]
+    if not len(found):
+        return []
+    sizes = np.abs(found)
+    return [
+        LeftOut(
+            operator=operator,
+            along=along,
+            count=len(found),
+            median=rounded(float(np.median(sizes)), 4),
+            p95=rounded(float(np.quantile(sizes, 0.95)), 4),
+            signed_mean=rounded(float(found.mean()), 4),
+        )
+    ]
+
+
+def errors_along(points: Points, outer: bool) -> list[float]:
+    """Errors of leaving points out along the inner number at each outer one, or the other way round."""
+    rows: dict[float, list[tuple[float, float]]] = {}
+    for first, second, seconds in points:
+        rows.setdefault(second if outer else first, []).append((first if outer else second, seconds))
+    return [error for row in rows.values() for error in left_out(curve(row))]
+
+
+def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """A table with at least these columns.
+
+    Raises InputError with the file for what is missing, not a number, or a time that is not above 0.
+    """
+    import pandas as pd
+
+    if not path.is_file():
+        raise InputError(str(path), "no such file: a folder of operator tables holds it")
+    try:
+        table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+    except (ValueError, OSError, EOFError) as error:  # pandas' and pyarrow's own errors are ValueErrors
+        raise InputError(str(path), f"cannot be read ({' '.join(str(error).split())}): save it again") from error
+    missing = [name for name in columns if name not in table.columns]
+    if missing:
+        raise InputError(str(path), f"column {', '.join(missing)} is missing: it must hold {', '.join(columns)}")
+    time = columns[-1]
+    times = pd.to_numeric(table[time], errors="coerce").to_numpy(dtype=float)
+    bad = np.flatnonzero(~(np.isfinite(times) & (times > 0)))
+    if len(bad):
+        raise InputError(
+            f"{path}:{bad[0] + (1 if path.suffix == '.parquet' else 2)}",
+            f"{time} is {table[time].iloc[bad[0]]!r}: a time must be a number above 0, remove the row",
+        )
+    return table
+
+
+def fingerprint(files: Sequence[Path]) -> tuple[tuple[str, ...], str]:
+    """Names (with their folder) and one hash over all files."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return tuple(f"{file.parent.name}/{file.name}" for file in files), digest.hexdigest()
+
+
+def array(column: Any) -> npt.NDArray[np.float64]:
+    """A column as floats."""
+    found: npt.NDArray[np.float64] = column.to_numpy(dtype=float)
+    return found

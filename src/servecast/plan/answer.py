@@ -1,0 +1,282 @@
+"""What a plan says: one option a row, those that cannot be among them, and the money.
+
+    $/M tokens = GPUs x price / (3600 x rate x tokens of a mean request) x 1e6
+
+for input, output or all tokens, each time with the whole price on it. At a utilisation u (mean over peak load) a GPU
+that is paid by the hour serves u times what it could, so that a token costs 1/u of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from servecast.scenario.goals import at_least
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from servecast.plan.uncertainty import Estimate
+
+UTILISATIONS = (1.0, 0.7, 0.5, 0.3)
+#: Letters of a reason that a table has room for.
+_SHORT = 48
+KINDS = ("input", "output", "total")
+
+
+class Tokens(NamedTuple):
+    """Tokens of a mean request that completed."""
+
+    input: float
+    output: float
+
+    @property
+    def total(self) -> float:
+        return self.input + self.output
+
+
+class BreakEven(NamedTuple):
+    """Against an API: the load from which on the GPUs cost less, and what share of their highest load that is.
+
+    load : above ``utilisation`` 1 the API is cheaper at any load
+    utilisation_low, utilisation_high : 90 % interval, from that of the highest load
+    api_usd_per_hour : what the API asks for the target
+    """
+
+    load: float
+    utilisation: float
+    utilisation_low: float | None = None
+    utilisation_high: float | None = None
+    api_usd_per_hour: float | None = None
+
+
+class Fleet(NamedTuple):
+    """A system that serves the target, and its highest load."""
+
+    replicas: int
+    gpus: int
+    capacity: Estimate
+    usd_per_hour: float | None
+
+
+@dataclass(frozen=True)
+class Option:
+    """One configuration and what it can do.
+
+    refused : why it cannot serve the target ("" if it can)
+    capacity : highest load within the goal, of ``replicas``; None if there is none
+    rate : requests a second that the highest load is
+    saturation : the most requests a second that the replicas serve, whoever waits; None where nothing saturates them
+    unstable_above : the goal is met up to this load, and beyond it the queue grows without end
+    target_replicas, target_gpus : fewest that serve the target; None if none up to the limit do
+    at_target : each statistic of the goal, and goodput_rps, at the target
+    usd_per_mtok : kind of token: dollars per million at the highest load
+    requests : of a simulated load, for each replica; None of a recording, which has its own
+    drift : by which share runs half as long gave a higher load; None if that was not tried
+    fleet_capacity : highest load of the ``target_replicas`` together, which share what arrives
+    usd_at_target : kind of token: dollars per million at the target, of the GPUs that serve it, over seeds
+    extrapolated : share of the busy time priced outside what was measured, at the target or the highest load
+    beyond : how far outside, in a sentence
+    interval : what the 90 % intervals of loads hold: seeds, the profile's errors, both
+    drawn : highest loads with the profile and with draws of its errors
+    """
+
+    label: str
+    changed: Mapping[str, Any]
+    device: str
+    calibrated: bool
+    tensor_parallel: int
+    unit: str
+    target: float
+    replicas: int = 1
+    refused: str = ""
+    capacity: Estimate | None = None
+    rate: Estimate | None = None
+    saturation: Estimate | None = None
+    unstable_above: float | None = None
+    target_replicas: int | None = None
+    target_gpus: int | None = None
+    at_target: Mapping[str, Estimate] = field(default_factory=dict)
+    usd_per_hour: float | None = None
+    usd_per_mtok: Mapping[str, Estimate] = field(default_factory=dict)
+    tokens: Tokens | None = None
+    binds: str = ""
+    binds_share: float = 0.0
+    tests: int = 0
+    requests: int | None = None
+    drift: float | None = None
+    fleet_capacity: Estimate | None = None
+    usd_at_target: Mapping[str, Estimate] = field(default_factory=dict)
+    extrapolated: float | None = None
+    beyond: str = ""
+    interval: str = ""
+    drawn: tuple[tuple[float, float], ...] = field(default=(), repr=False)
+
+    @property
+    def replica_gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tensor_parallel
+
+    @property
+    def why_not(self) -> str:
+        """Why it cannot serve the target, as short as a table needs it."""
+        return self.refused if len(self.refused) <= _SHORT else self.refused[: _SHORT - 3].rstrip(" ,;:") + "..."
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the system whose capacity stands here."""
+        return self.replicas * self.tensor_parallel
+
+    @property
+    def serves(self) -> bool:
+        """Whether it serves the target."""
+        return self.target_gpus is not None
+
+    @property
+    def usd_per_mtok_at_target(self) -> dict[str, float]:
+        """Kind of token: dollars per million at the target load, of the GPUs that serve it."""
+        return {kind: estimate.value for kind, estimate in self.usd_at_target.items()}
+
+    @property
+    def usd_for_target(self) -> float | None:
+        """Dollars an hour of the GPUs that serve the target."""
+        if self.target_gpus is None or self.usd_per_hour is None:
+            return None
+        return self.usd_per_hour / self.gpus * self.target_gpus
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change that was tried on the best option: its highest load, and that of each GPU against before."""
+
+    label: str
+    capacity: float | None
+    gain_per_gpu: float | None
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer to a goal.
+
+    options : every configuration, in the order of the search
+    best : the one with the fewest GPUs for the target (then dollars, then the highest load a GPU), as the system that
+        serves it: its ``replicas`` are those of the target, its intervals have the profile's errors in them; None if
+        no option serves the target
+    supported : the interval supports the plan: at its bad end every target of the goal is still met
+    holds : where it does not, the next size whose interval does; None if none was found
+    cheapest : label of the option that costs least for the target; empty without prices
+    break_even_of : label of the option that is compared with the API
+    baseline : the best option as it is, from the same short runs as the changes
+    resumed : simulated loads that were there from an earlier sitting; no part of what is compared or written
+    """
+
+    name: str
+    goal: Mapping[str, float]
+    options: tuple[Option, ...]
+    best: Option | None
+    supported: bool
+    doubts: tuple[str, ...] = ()
+    headroom: Estimate | None = None
+    break_even: BreakEven | None = None
+    changes: tuple[Change, ...] = ()
+    notes: tuple[str, ...] = ()
+    holds: Fleet | None = None
+    cheapest: str = ""
+    break_even_of: str = ""
+    baseline: Change | None = None
+    resumed: int = field(default=0, compare=False)
+
+    @property
+    def may_not_hold(self) -> bool:
+        """Whether the best option reaches the target, but the bad end of an interval does not."""
+        best = self.best
+        if best is None or best.capacity is None:
+            return False
+        return falls_short(best.capacity, best.target) or bool(list(missed(best.at_target, self.goal)))
+
+    def data(self) -> dict[str, Any]:
+        """Plain data for ``--json``: what has no value is null, and so is an end of an interval without a bound."""
+        data: dict[str, Any] = _plain(asdict(self))
+        del data["resumed"]
+        data["may_not_hold"] = self.may_not_hold
+        for option, told in zip(self.options, data["options"], strict=True):
+            _finish(option, told)
+        if self.best is not None:
+            _finish(self.best, data["best"])
+        if self.best is not None and self.best.usd_per_mtok:
+            data["best"]["usd_per_mtok_at_target"] = self.best.usd_per_mtok_at_target
+            data["best"]["usd_per_mtok_at_utilisation"] = {
+                f"{share:g}": {kind: value / share for kind, value in _values(self.best).items()}
+                for share in UTILISATIONS
+            }
+            data["best"]["usd_at_utilisation"] = {
+                f"{share:g}": {kind: _plain(estimate.over(share)) for kind, estimate in self.best.usd_per_mtok.items()}
+                for share in UTILISATIONS
+            }
+        return data
+
+
+def _finish(option: Option, told: dict[str, Any]) -> None:
+    """What an option's plain data have beside its fields."""
+    del told["drawn"]
+    told |= {
+        "replica_gpus": option.replica_gpus,
+        "usd_for_target": option.usd_for_target,
+        "why_not": option.why_not,
+    }
+
+
+def falls_short(capacity: Estimate, target: float) -> bool:
+    """Whether the low end of a highest load is below the target."""
+    return capacity.low is not None and capacity.low < target
+
+
+def missed(at_target: Mapping[str, Estimate], goal: Mapping[str, float]) -> Iterator[tuple[str, float, float]]:
+    """Each statistic whose bad end misses its target: its name, that end, and the target."""
+    for name, target in goal.items():
+        told = at_target.get(name)
+        if told is None or told.low is None or told.high is None:
+            continue
+        bad = told.low if at_least(name) else told.high
+        if bad < target if at_least(name) else bad > target:
+            yield name, bad, target
+
+
+def _values(option: Option) -> dict[str, float]:
+    return {kind: estimate.value for kind, estimate in option.usd_per_mtok.items()}
+
+
+def dollars(usd_per_hour: float, rate: Estimate, tokens: Tokens) -> dict[str, Estimate]:
+    """Dollars per million tokens of each kind where ``rate`` [requests/s] is served for ``usd_per_hour``."""
+    return {
+        kind: rate.inverse(usd_per_hour / 3600 / getattr(tokens, kind) * 1e6)
+        for kind in KINDS
+        if getattr(tokens, kind) > 0
+    }
+
+
+def break_even(
+    usd_per_hour: float, rate: float, tokens: Tokens, usd_input: float, usd_output: float
+) -> BreakEven | None:
+    """The rate at which an API at these dollars per million tokens costs as much as the GPUs; None for a free one.
+
+    rate : the highest [requests/s]
+    """
+    usd_per_request = (tokens.input * usd_input + tokens.output * usd_output) / 1e6
+    if usd_per_request == 0:
+        return None
+    load = usd_per_hour / 3600 / usd_per_request
+    return BreakEven(load, load / rate)
+
+
+def _plain(data: Any) -> Any:
+    """Estimates as mappings: dataclasses.asdict keeps tuples, which JSON would write as lists without names."""
+    if isinstance(data, tuple) and hasattr(data, "_asdict"):
+        return {key: _plain(value) for key, value in data._asdict().items()}
+    if isinstance(data, dict):
+        return {key: _plain(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_plain(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data

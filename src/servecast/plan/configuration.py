@@ -1,0 +1,276 @@
+"""One configuration of a plan: a policy on its GPUs, with replicas behind a router, ready to serve any load."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from servecast.errors import InputError
+from servecast.executor import ModelExecutor
+from servecast.kvcache import BlockPool
+from servecast.metrics import Hardware, Window, summarise
+from servecast.plan.load import load_of
+from servecast.plan.sample import Sample, sample
+from servecast.plan.store import KeptLoads
+from servecast.replicas import ROUTERS, Server, replay_together
+from servecast.run.points_store import digest_of
+from servecast.run.targets import targets, tenants
+from servecast.scenario.goals import at_least
+from servecast.scenario.serving import activation_blocks, plan, require_whole_prompts_fit, serving, step_set_aside
+from servecast.scenario.traffic import traffic
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from servecast.memory import MemoryPlan
+    from servecast.metrics.summary import Value
+    from servecast.plan.load import Load
+    from servecast.plan.uncertainty import Draw
+    from servecast.policies import Policy
+    from servecast.scenario.goals import Goal
+    from servecast.scenario.schema import Scenario
+    from servecast.scenario.serving import Serving
+
+#: Requests of a burst for each replica, and times its seats, at least.
+BURST_REQUESTS, BURST_ROWS = 1500, 6
+#: Requests of a lengthened run of several replicas, in all: what they send together is less uneven than what one does.
+TOGETHER = 10_000
+#: Requests of each user in a lengthened run of a closed loop, at least.
+TURNS = 5
+#: Keys of a scenario that decide nothing about what a load gives; replicas and router are told apart.
+_APART = {"name", "sweep", "seeds", "goal", "search", "cost", "replicas", "router"}
+#: Rates so close are the same: targets and measured values pass through decimal text.
+_EQUAL = 1 + 1e-12
+
+
+class Test(NamedTuple):
+    """One simulated load: the summary's row, and why it does not meet the goal ("" if it does)."""
+
+    row: dict[str, Value]
+    refused: str
+    unstable: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Configuration:
+    """A point of the search with one policy.
+
+    label : ``continuous, max_num_seqs=64``
+    replicas : as the scenario says, or 1
+    folder : where simulated loads are kept; None: nowhere
+    requests : of a run for each replica, where requests are made and the scenario has fewer; None: as it has
+    """
+
+    label: str
+    scenario: Scenario
+    at: int
+    replicas: int
+    router: str
+    changed: dict[str, Any]
+    folder: Path | None = None
+    requests: int | None = None
+    _samples: dict[str, Sample] = field(default_factory=dict, init=False, repr=False)
+
+    @cached_property
+    def served(self) -> Serving:
+        return serving(self.scenario)
+
+    @cached_property
+    def policy(self) -> Policy:
+        return self.scenario.policies[self.at].build()
+
+    @cached_property
+    def memory(self) -> MemoryPlan:
+        """Raises InputError where the model does not fit."""
+        planned = plan(self.scenario, self.served, step_set_aside(self.policy))
+        require_whole_prompts_fit(self.policy, planned, f"scenario.policies[{self.at}]")
+        return planned
+
+    @cached_property
+    def load(self) -> Load | None:
+        return load_of(self.scenario.workload, self.scenario.engine.block_size)
+
+    def gpus(self, replicas: int | None = None) -> int:
+        return (replicas or self.replicas) * self.served.tensor_parallel
+
+    def lasting(self, requests: int) -> Configuration:
+        """The same with so many requests for each replica; loads that were simulated are shared."""
+        if requests == self.requests:
+            return self
+        # What is cached must be there before it is copied: two open files of kept loads would be one too many.
+        _ = self.served, self.policy, self.memory, self.load, self.kept
+        other = copy.copy(self)
+        object.__setattr__(other, "requests", requests)
+        return other
+
+    def sent(self, replicas: int) -> int | None:
+        """Requests of a run, but for what a warm-up or a burst takes; None of a recording."""
+        if self.load is None or not self.load.made:
+            return None
+        own = self.scenario.workload.requests
+        assert own is not None, "it is made"
+        return max(own * replicas, min((self.requests or 0) * replicas, max(self.requests or 0, TOGETHER)))
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all that decides what a load gives here; neither goals nor prices do."""
+        return digest_of(self.scenario, self.at, _APART, self.router)
+
+    @cached_property
+    def kept(self) -> KeptLoads | None:
+        """What is on disk of it."""
+        return None if self.folder is None else KeptLoads(self.folder, self.digest)
+
+    @property
+    def judges(self) -> bool:
+        """Whether requests are judged one by one: good ones are counted."""
+        scenario = self.scenario
+        return scenario.slo is not None or any(tenant.slo is not None for tenant in scenario.workload.tenants or ())
+
+    def close(self) -> None:
+        """Close the file of kept loads, if there is one; it opens again when a load is added."""
+        if "kept" in self.__dict__ and self.kept is not None:
+            self.kept.close()
+
+    def saturation(self, seed: int, replicas: int, draw: Draw | None = None) -> float:
+        """The most that the replicas serve [requests/s]: a burst's steady throughput; infinite where none can be sent.
+
+        Where requests are made they are at least `BURST_REQUESTS` and `BURST_ROWS` times the seats for each replica,
+        however few the scenario has, so that neither the filling nor the drain of the batch counts. A recording has the
+        requests it has: of its middle and of the whole, the higher throughput counts, for the middle may be heavier.
+        Replicas are so many times one, unless a shared cap or the placing of prefixes lets them do otherwise.
+        """
+        load = self.load
+        if load is None or load.unit != "requests/s":
+            return math.inf
+        together = self.router == "prefix_affinity" or self.scenario.workload.max_in_flight is not None
+        served = self.sample(math.inf, seed, replicas if together else 1, draw)
+        # A burst that is lost to crashes caps nothing: each load itself will say what it loses.
+        if served.steady_rps is None or served.row["oom_failed"]:
+            return math.inf
+        each = served.steady_rps if load.made else max(served.steady_rps, served.whole_rps or 0.0)
+        return each if together else each * replicas
+
+    def rate(self, load: float, seed: int, replicas: int) -> float | None:
+        """Requests a second that a load is."""
+        assert self.load is not None
+        return load if self.load.unit == "requests/s" else self.sample(load, seed, replicas).steady_rps
+
+    def sample(self, load: float, seed: int, replicas: int, draw: Draw | None = None) -> Sample:
+        """What a load gives: as remembered or kept on disk, else simulated; an infinite load is a burst."""
+        key = f"{float(load)!r} {seed} {replicas} {self.sent(replicas)}" + ("" if draw is None else f" {draw.key}")
+        if key not in self._samples:
+            found = None if self.kept is None else self.kept.found(key)
+            if found is None:
+                made = self._simulated(load, seed, replicas, draw)
+                if self.kept is not None:
+                    self.kept.add(key, made.data())
+                self._samples[key] = made
+            else:
+                self._samples[key] = Sample.of(found)
+        return self._samples[key]
+
+    def _burst_requests(self, replicas: int) -> int:
+        seats: int = getattr(self.policy, "max_num_seqs", 0) or getattr(self.policy, "batch_size", 1)
+        return max(replicas * max(BURST_REQUESTS, BURST_ROWS * seats), self.sent(replicas) or 0)
+
+    def _span(self, load: float, replicas: int) -> int:
+        """Requests of a run; what a warm-up leaves is no less than the scenario has at its own load."""
+        scenario, sent = self.scenario, self.sent(replicas)
+        if self.load is None or sent is None:
+            return 1
+        if self.load.whole and self.requests is not None:
+            sent = max(sent, TURNS * int(load))
+        if not (scenario.warmup_s or scenario.cooldown_s):
+            return sent
+        assert scenario.workload.requests is not None
+        return max(sent, math.ceil(scenario.workload.requests * load / self.load.own))
+
+    def _window(self, load: float) -> Window:
+        """The part that counts; of a recording that runs faster, the same part of the recording."""
+        scenario = self.scenario
+        faster = 1.0 if self.load is None or self.load.made else max(load / self.load.own, 1.0)
+        return Window(*(None if each is None else each / faster for each in (scenario.warmup_s, scenario.cooldown_s)))
+
+    def _simulated(self, load: float, seed: int, replicas: int, draw: Draw | None) -> Sample:
+        scenario, served, planned = self.scenario, self.served, self.memory
+        cost, scale = (served.cost, 1.0) if draw is None else draw
+        burst = math.isinf(load)
+        workload = (
+            scenario.workload.model_copy(update={"seed": seed})
+            if self.load is None
+            else self.load.at(
+                load, seed, replicas, self._burst_requests(replicas) if burst else self._span(load, replicas)
+            )
+        )
+        servers = [
+            Server(
+                self.policy,
+                ModelExecutor(cost, scale),
+                BlockPool(planned.kv_blocks, planned.block_size, planned.block_bytes),
+                min(planned.max_model_len, planned.kv_tokens),
+                activation_blocks(scenario, served, planned),
+                scenario.engine.restart_s,
+            )
+            for _ in range(replicas)
+        ]
+        sent = traffic(workload, scenario.engine.block_size)
+        system = replay_together(
+            sent.client,
+            servers,
+            ROUTERS[self.router](),
+            horizon_s=math.inf if burst or scenario.horizon_s is None else scenario.horizon_s,
+        )
+        hardware = Hardware(
+            served.model, served.device.ridge(served.model.dtype), cost, served.kv_dtype, served.tensor_parallel
+        )
+        row = summarise(
+            system.run,
+            policy=self.label,
+            seed=seed,
+            slo=targets(scenario),
+            tenants=tenants(scenario, sent),
+            window=Window() if burst else self._window(load),
+            hardware=hardware,
+        )
+        busy = known(row, "busy_fraction")
+        row["busy_fraction"] = None if busy is None else busy / replicas
+        return sample(system.run, row, hardware, self.policy)
+
+    def test(self, goal: Goal, load: float, seed: int, replicas: int, draw: Draw | None = None) -> Test:
+        """Whether the goal is met at a load."""
+        row = self.sample(load, seed, replicas, draw).row
+        if row["regime"] == "overloaded":
+            return Test(row, "unstable: the queue grows as long as requests arrive", unstable=True)
+        return Test(row, refusal(row, goal))
+
+
+def known(row: dict[str, Value], name: str) -> float | None:
+    """A statistic of a run, if it has one."""
+    value = row[name]
+    return None if value is None else float(value)
+
+
+def refusal(row: dict[str, Value], goal: Goal) -> str:
+    """Why a run does not meet the goal: its first reason; "" if it does. A target is met at equality.
+
+    Raises InputError for a target of which the run says nothing.
+    """
+    if row["oom_failed"] and not goal.allow_out_of_memory:
+        return f"out of memory: {row['oom_failed']} requests lost"
+    if row["rejected"]:
+        return f"{row['rejected']} requests rejected: longer than max_model_len"
+    for name, target in goal.slo.items():
+        value = known(row, name)
+        if value is None:
+            if at_least(name):
+                raise InputError(f"scenario.goal.slo.{name}", "counts requests that meet slo:, and no slo is given")
+            if not row["completed"]:
+                return "no request completed"
+            continue  # no answer of two tokens has a gap to judge
+        if (value < target / _EQUAL) if at_least(name) else (value > target * _EQUAL):
+            return f"{name} {value:.4g}, target {target:g}"
+    return ""

@@ -1,0 +1,444 @@
+"""From a goal to a plan: surveys every configuration, chooses, and says how sure the choice is.
+
+Each configuration is served at rising and falling loads until its highest one within the goal is bracketed, once a
+seed, in runs that are long enough for it; then the fewest replicas are found that serve the target, simulated as one
+system whose own highest load reaches it. The best option is looked at more closely: with more seeds, what binds it, and
+what one change would gain. All of it uses common random numbers, so that differences are of the configurations and not
+of the draws. Every option's interval is of its seeds and of the profile's errors. With a folder every simulated load
+is kept there at once, and a plan that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from servecast.cost import profile as profiles
+from servecast.errors import InputError
+from servecast.plan import store as plan_store
+from servecast.plan.answer import BreakEven, Option, Plan, break_even
+from servecast.plan.closer import (
+    at_the_target,
+    closer,
+    drawn_of,
+    enough,
+    saturation,
+    usd_per_hour,
+    with_extrapolation,
+    with_money,
+)
+from servecast.plan.configuration import Configuration
+from servecast.plan.load import load_of
+from servecast.plan.prices import unused
+from servecast.plan.searching import (
+    drawn_pairs,
+    guessed,
+    replicas_for,
+    seeds_of,
+    settled,
+    statistics,
+    target_of,
+    together,
+)
+from servecast.plan.uncertainty import Estimate
+from servecast.progress import Progress
+from servecast.run.sweep import trace_notes
+from servecast.scenario import check, points
+from servecast.scenario.goals import Search
+from servecast.scenario.loading import MOST_POINTS
+from servecast.scenario.traffic import traffic
+from servecast.specs import catalogue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from servecast.plan.searching import Found
+    from servecast.scenario import Point, Scenario
+    from servecast.scenario.goals import Goal
+
+#: What is said of a key or a value that is no point of any search; what is well written and cannot be stays in it.
+_SLIPS = ("unknown key", "is unknown: ", "is text: ", "is no key path")
+
+
+def make_plan(
+    scenario: Scenario,
+    jobs: int = 1,
+    progress: Callable[[Progress], None] = lambda progress: None,
+    folder: Path | None = None,
+) -> Plan:
+    """Search, choose and judge; simulated loads are taken from ``folder`` and kept there (see `plan_store`).
+
+    Raises InputError without a goal, without a load that can be scaled, and for targets that cannot be judged.
+    """
+    goal, search = _wanted(scenario)
+    if scenario.horizon_s is not None:
+        raise InputError(
+            "scenario.horizon_s",
+            f"{scenario.horizon_s:g} cuts off the answers that are late, and a plan would not see them: take it out",
+        )
+    _require_priced_devices(scenario, goal, search)
+    searched = list(_configurations(scenario, search, folder))
+    configurations = [each for each in searched if isinstance(each, Configuration)]
+    # Counted now: what this sitting adds was not there before.
+    resumed = sum(len(kept) for each in _apart(configurations) if (kept := each.kept) is not None)
+    total = len(searched) + 1
+    options: list[Option] = []
+    progress(Progress(0, total, scenario.name))
+    for option in _surveyed(searched, jobs):
+        options.append(option)
+        progress(Progress(len(options), total, option.label))
+    chosen = _chosen(searched, options, goal, search)
+    if chosen is None:
+        _finished(folder, configurations)
+        notes = (*unused(goal, options), *_of_the_load(scenario))
+        return Plan(scenario.name, dict(goal.slo), tuple(options), None, supported=False, notes=notes, resumed=resumed)
+    configuration = _lasting(searched[chosen], options[chosen])
+    close = closer(configuration, options[chosen], goal, search)
+    configuration.close()
+    options[chosen] = _updated(options[chosen], close.option)
+    progress(Progress(total, total, close.option.label))
+    _finished(folder, configurations, close.looked_at)
+    best = close.option
+    assert best.capacity is not None
+    cheapest = _cheapest(options)
+    compared = best if cheapest is None else options[cheapest]
+    found = _against_api(compared, goal)
+    return Plan(
+        scenario.name,
+        dict(goal.slo),
+        tuple(options),
+        best,
+        supported=not close.doubts,
+        doubts=close.doubts,
+        headroom=Estimate(*(None if end is None else end / best.target - 1 for end in best.capacity)),  # type: ignore[arg-type]
+        break_even=found,
+        changes=close.changes,
+        notes=(*unused(goal, options), *_of_the_load(scenario), *_notes(options), *close.notes),
+        holds=close.holds,
+        cheapest="" if cheapest is None else options[cheapest].label,
+        break_even_of="" if found is None else compared.label,
+        baseline=close.baseline,
+        resumed=resumed,
+    )
+
+
+def _chosen(
+    searched: Sequence[Configuration | Option], options: list[Option], goal: Goal, search: Search
+) -> int | None:
+    """The option with the fewest GPUs; it and the cheapest serve the target with as many seeds as they need, too."""
+    sure: set[int] = set()
+    while True:
+        serving = [at for at, option in enumerate(options) if option.serves]
+        if not serving:
+            return None
+        fewest_gpus, cheapest = min(serving, key=lambda at: _rank(options[at])), _cheapest(options)
+        unsure = {fewest_gpus, fewest_gpus if cheapest is None else cheapest} - sure
+        if not unsure:
+            return fewest_gpus
+        for at in sorted(unsure):
+            configuration = _lasting(searched[at], options[at])
+            options[at] = _at_target(enough(configuration, options[at], goal, search), configuration, goal, search)
+            configuration.close()
+        sure |= unsure
+
+
+def _cheapest(options: Sequence[Option]) -> int | None:
+    """The option that costs least for the target; of equals, the one with the fewest GPUs. None without prices."""
+    priced = [at for at, option in enumerate(options) if option.usd_for_target is not None]
+    return min(priced, key=lambda at: (options[at].usd_for_target, _rank(options[at])), default=None)
+
+
+def _lasting(searched: Configuration | Option, option: Option) -> Configuration:
+    """The configuration with runs as long as its survey made them."""
+    assert isinstance(searched, Configuration), "it serves the target"
+    own = searched.scenario.workload.requests
+    if option.requests is None or own is None or option.requests <= own:
+        return searched
+    return searched.lasting(option.requests)
+
+
+def _updated(option: Option, best: Option) -> Option:
+    """The option with what a closer look found of the system that serves the target."""
+    fields = ("fleet_capacity", "at_target", "usd_at_target", "extrapolated", "beyond")
+    return replace(option, **{name: getattr(best, name) for name in fields})
+
+
+def _finished(folder: Path | None, configurations: Sequence[Configuration], changes: Sequence[str] = ()) -> None:
+    """All is there: what is kept of other scenarios can go."""
+    if folder is not None:
+        plan_store.keep_only(folder, {*(each.digest for each in configurations), *changes})
+
+
+def _apart(configurations: Sequence[Configuration]) -> list[Configuration]:
+    """One of those that keep the same loads: the number of replicas alone makes no others."""
+    return list({each.digest: each for each in configurations}.values()) if configurations else []
+
+
+def _wanted(scenario: Scenario) -> tuple[Goal, Search]:
+    if scenario.goal is None:
+        raise InputError("scenario.goal", "is missing: say what to reach, like goal: {slo: {ttft_p99_s: 1.0}}")
+    judged = scenario.slo is not None or any(tenant.slo is not None for tenant in scenario.workload.tenants or ())
+    if "slo_attainment" in scenario.goal.slo and not judged:
+        raise InputError(
+            "scenario.goal.slo.slo_attainment", "counts requests that meet slo:, and the scenario has none: add slo:"
+        )
+    return scenario.goal, scenario.search or Search.model_validate({})
+
+
+def _require_priced_devices(scenario: Scenario, goal: Goal, search: Search) -> None:
+    """A price of a device that is none would be left out without a word."""
+    own = {Path(str(name)).stem for name in (scenario.device, *search.over.get("device", ()))}
+    for name in goal.usd_per_gpu_hour:
+        if name not in own:
+            try:
+                catalogue.device(name)
+            except InputError as error:
+                raise InputError(f"scenario.goal.usd_per_gpu_hour.{name}", error.problem) from None
+
+
+def _configurations(scenario: Scenario, search: Search, folder: Path | None) -> Iterator[Configuration | Option]:
+    """Every policy at every point of the search; a key that a policy does not have makes no second point of it.
+
+    A point that cannot be is an option with its reason; where none can be, the first one's reason is raised.
+    """
+    seen = set()
+    _require_names(search)
+    for point in _points(scenario, search):
+        if isinstance(point, Option):
+            yield point
+            continue
+        for at, entry in enumerate(point.scenario.policies):
+            told = f"{at} {point.scenario.model_copy(update={'policies': (entry,)})!r}"
+            if told in seen:
+                continue
+            seen.add(told)
+            name = scenario.labels()[at]
+            yield Configuration(
+                f"{name}, {point.label}" if point.label else name,
+                point.scenario,
+                at,
+                point.scenario.replicas or 1,
+                point.scenario.router or "least_outstanding",
+                point.swept,
+                folder,
+            )
+
+
+def _require_names(search: Search) -> None:
+    """A model, device or profile of a search that nobody knows is a slip, not a configuration that cannot be."""
+    for key, find in (("model", catalogue.model), ("device", catalogue.device), ("profile", profiles.load)):
+        for name in search.over.get(key, ()):
+            if isinstance(name, str):
+                try:
+                    find(name)
+                except InputError as error:
+                    raise InputError(f"scenario.search.over.{key}", error.problem) from None
+
+
+def _points(scenario: Scenario, search: Search) -> list[Point | Option]:
+    over = scenario.model_copy(update={"sweep": search.over, "seeds": 1})
+    try:
+        return list(points(over))
+    except InputError as error:
+        many = math.prod(map(len, search.over.values())) > MOST_POINTS
+        if not search.over or many or error.place.startswith("scenario.sweep."):
+            place = error.place.replace("scenario.sweep", "scenario.search.over")
+            raise InputError(place, error.problem) from None
+    found: list[Point | Option] = []
+    errors: list[InputError] = []
+    for values in itertools.product(*search.over.values()):
+        given = dict(zip(search.over, values, strict=True))
+        try:
+            found += points(over.model_copy(update={"sweep": {key: (value,) for key, value in given.items()}}))
+        except InputError as error:
+            if any(slip in error.problem for slip in _SLIPS):
+                raise InputError(error.place.replace("scenario.sweep", "scenario.search.over"), error.problem) from None
+            errors.append(error)
+            found.append(_impossible(scenario, given, error))
+    if all(isinstance(each, Option) for each in found):
+        raise InputError(errors[0].place.replace("scenario.sweep", "scenario.search.over"), errors[0].problem)
+    return found
+
+
+def _impossible(scenario: Scenario, given: dict[str, Any], error: InputError) -> Option:
+    """The option of a point that is no scenario, with its reason."""
+    label = ", ".join(f"{key.rsplit('.', 1)[-1]}={value}" for key, value in given.items())
+    told = error.problem.partition(": ")[2] if error.problem.startswith("at ") else f"{error.place}: {error.problem}"
+    load = load_of(scenario.workload, scenario.engine.block_size)
+    device = str(given.get("profile") or given.get("device") or scenario.profile or scenario.device)
+    split = given.get("engine.tensor_parallel_size") or scenario.engine.tensor_parallel_size
+    goal, _ = _wanted(scenario)
+    target = goal.rate_rps or (0.0 if load is None else load.own)
+    return Option(
+        label, given, device, scenario.profile is not None, split if isinstance(split, int) else 1,
+        "" if load is None else load.unit, target, refused=told.removeprefix("scenario."),
+    )  # fmt: skip
+
+
+def _surveyed(searched: list[Configuration | Option], jobs: int) -> Iterator[Option]:
+    """The options, in order; so many configurations at a time."""
+    configurations = [each for each in searched if isinstance(each, Configuration)]
+    if jobs == 1 or len(configurations) <= 1:
+        surveyed = map(survey, configurations)
+    else:
+        from joblib import Parallel, delayed
+
+        # Plain data: the sections of policies do not pickle.
+        tasks = (delayed(_survey_data)(each.scenario.model_dump(mode="json"), _fields(each)) for each in configurations)
+        surveyed = Parallel(n_jobs=jobs, return_as="generator")(tasks)
+    for each in searched:
+        yield each if isinstance(each, Option) else next(surveyed)
+
+
+def _fields(configuration: Configuration) -> dict[str, Any]:
+    return {key: getattr(configuration, key) for key in ("label", "at", "replicas", "router", "changed", "folder")}
+
+
+def _survey_data(data: dict[str, Any], fields: dict[str, Any]) -> Option:
+    return survey(Configuration(scenario=check(data, Path()), **fields))
+
+
+def survey(configuration: Configuration) -> Option:
+    """What one configuration can do; the reason instead, where it cannot run at all."""
+    try:
+        return _survey(configuration)
+    finally:
+        configuration.close()
+
+
+def _survey(configuration: Configuration) -> Option:
+    scenario = configuration.scenario
+    goal, search = _wanted(scenario)
+    load = configuration.load
+    if load is None:
+        raise InputError("scenario.workload", "sends all requests at once and has no rate: give arrivals with a rate")
+    target = target_of(configuration, goal)
+    try:
+        served = configuration.served
+        configuration.memory  # noqa: B018 (raises where the model does not fit)
+    except InputError as error:
+        device = scenario.profile or scenario.device or ""
+        split = scenario.engine.tensor_parallel_size or 1
+        told = f"{error.place.removeprefix('scenario.')}: {error.problem}"
+        return Option(
+            configuration.label, configuration.changed, device, scenario.profile is not None, split, load.unit, target,
+            configuration.replicas, told,
+        )  # fmt: skip
+    option = Option(
+        configuration.label, configuration.changed, served.device.name, served.cost.calibrated,
+        served.tensor_parallel, load.unit, target, configuration.replicas,
+        usd_per_hour=usd_per_hour(configuration, goal, configuration.replicas),
+    )  # fmt: skip
+    seeds = seeds_of(configuration, search.seeds)
+    configuration, found = settled(configuration, goal, search, seeds, target)
+    option = replace(
+        option,
+        saturation=saturation(configuration, seeds, configuration.replicas),
+        requests=configuration.sent(1),
+        drift=found.drift,
+        tests=found.tests,
+    )
+    if not found.by_seed:
+        return replace(option, refused=found.reason)
+    drawn = drawn_pairs(
+        configuration, goal, search, seeds,
+        drawn_of(configuration, search, found.by_seed[0], seeds[0], configuration.replicas), found.by_seed[0],
+    )  # fmt: skip
+    parts = [name for name, there in (("seeds", len(seeds) > 1), ("profile", bool(drawn))) if there]
+    capacity = found.capacity(drawn)
+    option = replace(
+        option,
+        capacity=capacity,
+        unstable_above=capacity.value if found.unstable else None,
+        drawn=drawn,
+        interval=" and ".join(parts),
+    )
+    option = with_money(option, configuration, found, seeds[0])
+    option = with_extrapolation(option, configuration, ((found.by_seed[0], seeds[0]),), configuration.replicas)
+    count = replicas_for(configuration, goal, search, seeds, target, capacity.value)
+    if count is None:
+        return replace(option, refused=_why_not(configuration, search, capacity, target, found))
+    option = replace(option, target_replicas=count, target_gpus=count * served.tensor_parallel)
+    return _at_target(option, configuration, goal, search)
+
+
+def _at_target(option: Option, configuration: Configuration, goal: Goal, search: Search) -> Option:
+    """The option with what the GPUs that serve the target do there and at most, and what they cost."""
+    count = option.target_replicas
+    if count is None:
+        return option
+    seeds = seeds_of(configuration, search.seeds)
+    found = together(configuration, goal, search, count, seeds, option.target)
+    option = replace(
+        option,
+        fleet_capacity=found._replace(drift=option.drift).capacity(option.drawn) if found.by_seed else None,
+        at_target=statistics(configuration, goal, option.target, count, seeds),
+    )
+    option = at_the_target(option, configuration, goal, seeds, count)
+    return with_extrapolation(option, configuration, ((option.target, seeds[0]),), count)
+
+
+def _why_not(configuration: Configuration, search: Search, capacity: Estimate, target: float, found: Found) -> str:
+    load = configuration.load
+    assert load is not None
+    beyond = f"{found.reason or 'unstable'} above {capacity.value:.4g} {load.unit}"
+    if configuration.scenario.replicas is not None:
+        return f"{beyond}, target {target:.4g}"
+    _, most = guessed(configuration, search, target, capacity.value)
+    gpus = configuration.gpus(most) if most else search.most_gpus
+    return f"more than {gpus} GPU{'s' if gpus > 1 else ''}: {beyond} on one replica"
+
+
+def _against_api(option: Option, goal: Goal) -> BreakEven | None:
+    """From which load on the GPUs that serve the target cost less than the API, in the option's unit."""
+    capacity, usd = option.fleet_capacity, option.usd_for_target
+    if goal.api is None or usd is None or capacity is None:
+        return None
+    assert option.capacity is not None and option.rate is not None and option.tokens is not None
+    api = goal.api
+    # Requests a second for each load: 1, or what a user sends at the highest load, who sends more where less is waited.
+    factor = option.rate.value / option.capacity.value
+    found = break_even(usd, factor * capacity.value, option.tokens, api.usd_per_mtok_input, api.usd_per_mtok_output)
+    if found is None:
+        return None
+    low, high = (
+        None if end is None or not end else found.utilisation * capacity.value / end
+        for end in (capacity.high, capacity.low)
+    )
+    # The price at the target says what is really sent there: users of a full server send no more than fewer do.
+    total = option.usd_at_target.get("total")
+    per_request = option.tokens.total / 1e6
+    sent = factor * option.target if total is None else usd / 3600 / (per_request * total.value)
+    load = found.load * option.target / sent
+    return found._replace(
+        load=load, utilisation_low=low, utilisation_high=high, api_usd_per_hour=usd * sent / found.load
+    )
+
+
+def _of_the_load(scenario: Scenario) -> tuple[str, ...]:
+    """What a reader should know of the requests: rows of a trace that were left out, answers that were cut."""
+    sent = traffic(scenario.workload)
+    return (*sent.notes, *(() if sent.trace is None else trace_notes(sent.trace)))
+
+
+def _rank(option: Option) -> tuple[float, float, float]:
+    assert option.target_gpus is not None and option.capacity is not None
+    dollars = option.usd_for_target
+    return option.target_gpus, math.inf if dollars is None else dollars, -option.capacity.value / option.gpus
+
+
+def _notes(options: list[Option]) -> tuple[str, ...]:
+    cheapest = _cheapest(options)
+    if cheapest is None:
+        return ()
+    least, fewest_gpus = options[cheapest], min((each for each in options if each.serves), key=_rank)
+    if fewest_gpus.usd_for_target is None or least.usd_for_target >= fewest_gpus.usd_for_target:  # type: ignore[operator]
+        return ()
+    told = (
+        f"Cheaper with more GPUs: {least.label}, {least.target_gpus} GPUs, "
+        f"${least.usd_for_target:,.2f} an hour instead of ${fewest_gpus.usd_for_target:,.2f}."
+    )
+    return (told,)

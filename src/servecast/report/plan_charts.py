@@ -1,0 +1,213 @@
+"""The figures of a plan's page: what each configuration serves, how many GPUs a rate takes, and what a token costs."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from servecast.report.charts import Axis, Bar, Bars, Chart, Datum, Line, Panel, Series
+from servecast.report.charts.spec import Key
+from servecast.report.plan_lead import signed
+from servecast.report.plan_table import standing
+from servecast.report.plan_words import NONE, interval, number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from servecast.plan.answer import Option, Plan
+
+MOST_OPTIONS = 40  # of a figure; the table has all of them
+_LOOKS = 10
+_NO_NEWS = 0.01  # a gain that is none
+_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of the highest load
+_STEPS = 30  # of whole replicas, up to twice the target
+
+
+def charts(plan: Plan) -> Iterator[Chart]:
+    """Every figure that has something to show."""
+    able = [option for option in standing(plan) if option.capacity is not None]
+    if not able:
+        return
+    best = plan.best.label if plan.best is not None else ""
+    first = sorted(able, key=lambda option: (option.label != best, -_each(option)))[:MOST_OPTIONS]
+    looks = {option.label: place % _LOOKS for place, option in enumerate(first)}
+    yield _loads(plan, first, looks)
+    few = first[:_LOOKS]
+    yield _gpus(plan, few, looks)
+    priced = [option for option in few if "output" in option.usd_per_mtok]
+    if priced:
+        yield _money(plan, priced, looks)
+    if any(change.gain_per_gpu is not None for change in plan.changes):
+        yield _changes(plan)
+
+
+def _each(option: Option) -> float:
+    """Highest load of each GPU."""
+    return 0.0 if option.capacity is None else option.capacity.value / option.gpus
+
+
+def _loads(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Chart:
+    """Of each GPU, so that configurations of different size compare."""
+    unit = options[0].unit
+    bars, rows = [], []
+    for option in options:
+        assert option.capacity is not None, "those without a capacity were left out"
+        value, low, high = (None if end is None else end / option.gpus for end in option.capacity)
+        assert value is not None, "an estimate has a value"
+        ends = NONE if low is None or high is None else f"{number(low, 4)} to {number(high, 4)}"
+        of_all = f"{number(option.capacity.value, 4)} on {_gpu_count(option.gpus)}"
+        needed = NONE if option.target_gpus is None else str(option.target_gpus)
+        numbers = [
+            (f"each GPU [{unit}]", number(value, 4)),
+            ("90 % interval", ends),
+            ("highest load", of_all),
+            ("GPUs for the target", needed),
+        ]
+        if "output" in option.usd_per_mtok:
+            numbers.append(("$/M output tokens there", number(option.usd_per_mtok["output"].value, 4)))
+        if option.binds:
+            numbers.append(("what binds", option.binds))
+        bars.append(
+            Bar(
+                option.label,
+                tuple(numbers),
+                value=value,
+                low=low,
+                high=high,
+                look=looks[option.label],
+                hollow=not option.serves,
+                words=of_all,
+            )
+        )
+        rows.append((option.label, number(value, 4), ends, of_all, needed))
+    panel = Bars(Axis(f"highest load within the goal, of each GPU [{unit}]", base=0.0), tuple(bars))
+    most = max(bars, key=lambda bar: bar.value or 0.0)
+    caption = f"{most.name} serves most on each GPU: {number(most.value)} {unit} within the goal."
+    legend = [Key("90 % interval", "interval")]
+    if any(bar.hollow for bar in bars):
+        legend.append(Key("does not serve the target", "hollow"))
+    note = "" if len(options) < MOST_OPTIONS else f"The best {MOST_OPTIONS}; options.csv has all."
+    heads = ("configuration", f"each GPU [{unit}]", "90 % interval", "highest load", "GPUs for the target")
+    return Chart(
+        "loads", "What each configuration serves", caption, (panel,), heads, tuple(rows), tuple(legend), note=note
+    )
+
+
+def _gpu_count(count: int) -> str:
+    return f"{count} GPU{'s' if count > 1 else ''}"
+
+
+def _gpus(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Chart:
+    """Whole replicas for a rate, scaled from the highest load of those simulated."""
+    unit, target = options[0].unit, options[0].target
+    top = 2 * target
+    series, rows = [], []
+    for option in options:
+        assert option.capacity is not None, "those without a capacity were left out"
+        replica = option.capacity.value / option.replicas
+        steps = []
+        most = math.ceil(top / replica - 1e-9)
+        for count in range(1, most + 1, math.ceil(most / _STEPS)):
+            upto, gpus = count * replica, count * option.tensor_parallel
+            numbers = (("GPUs", str(gpus)), (f"serve up to [{unit}]", number(upto, 4)), ("by", "scaling"))
+            steps.append(Datum(min(upto, top), float(gpus), option.label, numbers))
+            rows.append((option.label, number(upto, 4), str(gpus), "scaled"))
+        series.append(Series(option.label, looks[option.label], (tuple(steps),), quiet=True, stepped=True))
+        if option.target_gpus is not None:
+            told = (("GPUs", str(option.target_gpus)), (f"serve [{unit}]", number(target)), ("by", "simulation"))
+            point = Datum(target, float(option.target_gpus), f"{option.label}, the target", told)
+            series.append(Series(option.label, looks[option.label], ((point,),)))
+            rows.append((option.label, number(target, 4), str(option.target_gpus), "simulated"))
+    panel = Panel(
+        Axis(f"load [{unit}]", base=0.0),
+        Axis("GPUs", base=0.0, whole=True),
+        tuple(series),
+        lines=(Line(f"target {number(target)}", x=target),),
+    )
+    if plan.best is not None:
+        caption = (
+            f"{plan.best.label} takes {plan.best.target_gpus} GPUs for {number(target)} {unit}."
+            if plan.best.target_gpus != 1
+            else f"{plan.best.label} takes one GPU for {number(target)} {unit}."
+        )
+    else:
+        caption = f"No configuration serves {number(target)} {unit} within the limits of the search."
+    return Chart(
+        "gpus",
+        "GPUs against load",
+        caption,
+        (panel,),
+        ("configuration", f"up to [{unit}]", "GPUs", "how"),
+        tuple(rows),
+        tuple(Key(option.label, looks[option.label]) for option in options),
+        note="Lines scale the highest load that was simulated to whole replicas; marks are simulated at the target.",
+    )
+
+
+def _money(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Chart:
+    series, rows = [], []
+    for option in options:
+        points = []
+        for share in _SHARES:
+            value, low, high = (None if end is None else end / share for end in option.usd_per_mtok["output"])
+            assert value is not None, "an estimate has a value"
+            numbers = (
+                ("of the highest load", f"{share:.0%}"),
+                ("$/M output tokens", number(value, 4)),
+                ("90 % interval", NONE if low is None or high is None else f"{number(low, 4)} to {number(high, 4)}"),
+            )
+            ends = (
+                (low, high)
+                if share == 1 and low is not None and high is not None and math.isfinite(high)
+                else (None, None)
+            )
+            points.append(Datum(100 * share, value, option.label, numbers, *ends))
+            rows.append((option.label, f"{share:.0%}", number(value, 4), numbers[2][1]))
+        series.append(Series(option.label, looks[option.label], (tuple(points),)))
+    lines: tuple[Line, ...] = ()
+    if plan.break_even is not None and plan.break_even.utilisation <= 1 and plan.best is not None:
+        lines = (Line("as dear as the API", x=100 * plan.break_even.utilisation),)
+    panel = Panel(
+        Axis("mean load, of the highest [%]", limits=(0.0, 105.0)),
+        Axis("US dollars per million output tokens", log=True),
+        tuple(series),
+        lines=lines,
+    )
+    cheap = min(options, key=lambda option: option.usd_per_mtok["output"].value)
+    caption = (
+        "A GPU is paid for by the hour: at half the load a token costs twice as much. At its highest load "
+        f"{cheap.label} makes a million output tokens for ${interval(cheap.usd_per_mtok['output'])}."
+    )
+    heads = ("configuration", "mean load", "$/M output tokens", "90 % interval")
+    return Chart(
+        "cost-curve",
+        "What a million tokens cost",
+        caption,
+        (panel,),
+        heads,
+        tuple(rows),
+        tuple(Key(option.label, looks[option.label]) for option in options),
+    )
+
+
+def _changes(plan: Plan) -> Chart:
+    tried = [change for change in plan.changes if change.gain_per_gpu is not None]
+    bars = tuple(
+        Bar(
+            change.label,
+            (("each GPU serves", signed(change.gain_per_gpu or 0.0, 1)), ("highest load", number(change.capacity, 4))),
+            value=100 * (change.gain_per_gpu or 0.0),
+            look=2,
+            words=signed(change.gain_per_gpu or 0.0, 1),
+        )
+        for change in tried
+    )
+    panel = Bars(Axis("change of the load of each GPU [%]", base=0.0), bars, lines=(Line("", x=0.0, strong=True),))
+    most = max(tried, key=lambda change: change.gain_per_gpu or 0.0)
+    caption = f"{most.label} changes what each GPU serves by {signed(most.gain_per_gpu or 0.0, 1)}."
+    if (most.gain_per_gpu or 0.0) < _NO_NEWS:
+        caption = f"No single change that was tried lets a GPU serve {100 * _NO_NEWS:.0f} % more."
+    rows = tuple((bar.name, bar.numbers[0][1], bar.numbers[1][1]) for bar in bars)
+    return Chart(
+        "changes", "One change at a time", caption, (panel,), ("change", "each GPU serves", "highest load"), rows
+    )

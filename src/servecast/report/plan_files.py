@@ -1,0 +1,110 @@
+"""The files of a plan: scenario.yaml to make it again, options.csv, plan.json, and a page with figures and tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import servecast
+from servecast import strict
+from servecast.files import SCENARIO, scenario_text
+from servecast.plan.basis import Basis
+from servecast.report.plan_page import page as plan_page
+from servecast.run.kept import writing
+from servecast.scenario import seen_from
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from servecast.plan.answer import Option, Plan
+    from servecast.plan.uncertainty import Estimate
+
+#: Goes up when a key is taken out, or means something else; new keys may come at any time.
+SCHEMA_VERSION = 1
+
+
+def text(plan: Plan, basis: Basis) -> str:
+    """The plan and what it rests on as JSON: ``plan.json``, and what ``--json`` prints.
+
+    scenario : what was planned, workload, engine, prices and search among it
+    step_errors : profile or device: the error of its step times, in a sentence
+    """
+    data = {
+        "schema_version": SCHEMA_VERSION,
+        "servecast": servecast.__version__,
+        **plan.data(),
+        "step_errors": {rest.name: rest.error for rest in basis.rests},
+        "scenario": basis.scenario,
+    }
+    return json.dumps(strict.plain(data), indent=1, allow_nan=False)
+
+
+def write(plan: Plan, folder: Path, basis: Basis | None = None) -> Path:
+    """Write the plan into ``folder``, with ``basis`` as what it rests on; the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    basis = Basis() if basis is None else basis
+    basis = replace(basis, scenario=seen_from(folder.resolve(), basis.scenario))
+    if basis.scenario:
+        _whole(folder / SCENARIO, scenario_text(basis.scenario))
+    _whole(folder / "plan.json", text(plan, basis) + "\n")
+    options = _csv(plan)
+    _whole(folder / "options.csv", options)
+    page = folder / "plan.html"
+    _whole(page, plan_page(plan, options.encode(), basis))
+    return page
+
+
+def _whole(path: Path, text: str) -> None:
+    """Never half a file."""
+    partial = path.with_name(path.name + ".partial")
+    with writing(path):
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def _csv(plan: Plan) -> str:
+    """One row an option, those that cannot be with their reason."""
+    rows = [_cells(option) for option in plan.options]
+    heads = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, heads, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _cells(option: Option) -> dict[str, Any]:
+    cells: dict[str, Any] = {"configuration": option.label, **option.changed, "device": option.device}
+    cells |= {
+        "calibrated": option.calibrated,
+        "replicas": option.replicas,
+        "gpus": option.gpus,
+        "unit": option.unit,
+        "target": option.target,
+        **_ends("highest_load", option.capacity),
+        **_ends("highest_rps", option.rate),
+        **_ends("saturation_rps", option.saturation),
+        "unstable_above": _cell(option.unstable_above),
+        "target_gpus": _cell(option.target_gpus),
+        "usd_per_hour": _cell(option.usd_per_hour),
+    }
+    for kind, estimate in option.usd_per_mtok.items():
+        cells |= _ends(f"usd_per_mtok_{kind}", estimate)
+    for name, estimate in option.at_target.items():
+        cells |= _ends(f"target_{name}", estimate)
+    return {**cells, "refused": option.refused}
+
+
+def _ends(name: str, estimate: Estimate | None) -> dict[str, Any]:
+    value, low, high = (None, None, None) if estimate is None else estimate
+    return {name: _cell(value), f"{name}_low": _cell(low), f"{name}_high": _cell(high)}
+
+
+def _cell(value: float | None) -> float | str:
+    return "" if value is None else value

@@ -1,0 +1,1 @@
+"""From a scenario to its runs: one system, every point of a sweep, kept as they are made."""

@@ -1,0 +1,118 @@
+"""How far a run went beyond what its cost model was measured on: said once for each policy, in plain words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from servecast.cost.fitted import FittedCost
+from servecast.cost.model import regime
+from servecast.cost.tabulated import TabulatedCost
+from servecast.metrics import mean_shapes
+from servecast.metrics.log import chunks
+from servecast.text import listed, number, share
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from servecast.cost.model import CostModel
+    from servecast.engine import Run
+    from servecast.metrics.waste import StepCost
+    from servecast.run.results import Outcome
+
+#: What a field of `StepShape` above its bound means to somebody who does not know the field.
+LARGER = {
+    "prefill_rows": "more prompts in a step",
+    "prefill_tokens": "more prompts in a step",
+    "prefill_pairs": "longer prompts",
+    "prefill_context": "longer cached parts of prompts",
+    "decode_rows": "larger batches",
+    "decode_context": "more context in a batch",
+    "max_context": "longer contexts",
+}
+UNSEEN = {
+    "decode": "steps without prompts",
+    "mixed": "steps of prompts and answers together",
+    "prefill": "steps of prompts alone",
+}
+NAMED = 3  # ways to be larger in a sentence, the farthest first
+
+
+class Beyond(NamedTuple):
+    """The farthest that steps of a run lay outside the measured ones.
+
+    factors : the largest value over its bound, of each field that went above it
+    kinds : kinds of steps (decode, mixed, prefill) that were never measured, so that no factor says it
+    physics : whether what lies beyond is priced by physical terms; else by carrying measured tables on
+    """
+
+    factors: Mapping[str, float]
+    kinds: tuple[str, ...]
+    physics: bool
+
+    @property
+    def field(self) -> str:
+        """The field that went farthest; empty if none did."""
+        return max(self.factors, key=self.factors.__getitem__, default="")
+
+    @property
+    def factor(self) -> float:
+        """How far it went: 1 is the bound itself."""
+        return max(self.factors.values(), default=1.0)
+
+    @property
+    def unmeasured(self) -> bool:
+        """Whether some steps were of a kind that was never measured."""
+        return bool(self.kinds)
+
+
+def farthest(run: Run, cost: CostModel | StepCost) -> Beyond | None:
+    """How far a run went outside the calibrated domain; None inside it, and for a datasheet."""
+    if not isinstance(cost, (FittedCost, TabulatedCost)):
+        return None
+    boxes = cost.domain.boxes
+    factors: dict[str, float] = {}
+    kinds: dict[str, None] = {}
+    for part in chunks(run.decisions):
+        shapes = mean_shapes(part)
+        of = np.asarray(regime(shapes))
+        for kind in dict.fromkeys(of.tolist()):
+            rows = of == kind
+            if kind not in boxes:
+                kinds[kind] = None
+                continue
+            for name, (_, bound) in boxes[kind].items():
+                # One is added on both sides, as `Domain` does, so that a bound of 0 gives a finite factor.
+                factor = (float(np.asarray(getattr(shapes, name))[rows].max()) + 1) / (bound + 1)
+                if factor > factors.get(name, 1.0):
+                    factors[name] = factor
+    return Beyond(factors, tuple(kinds), isinstance(cost, FittedCost)) if factors or kinds else None
+
+
+def sentences(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """One sentence for each policy priced beyond the measurements: the largest share and factors of its runs."""
+    for policy in dict.fromkeys(outcome.policy for outcome in outcomes):
+        runs = [outcome for outcome in outcomes if outcome.policy == policy]
+        told = [outcome.beyond for outcome in runs if outcome.beyond is not None]
+        if not told:
+            continue
+        yield sentence(policy, max(outcome.row["extrapolated_fraction"] or 0.0 for outcome in runs), told)
+
+
+def sentence(name: str, most: float, told: Sequence[Beyond]) -> str:
+    """How far some runs went beyond the measurements, and for which share of their busy time at most."""
+    return f"Extrapolated: {name}, up to {share(most)} of its busy time: {_what(told)}."
+
+
+def _what(told: Sequence[Beyond]) -> str:
+    factors: dict[str, float] = {}
+    for beyond in told:
+        for name, factor in beyond.factors.items():
+            factors[LARGER[name]] = max(factor, factors.get(LARGER[name], 1.0))
+    farthest_first = sorted(factors, key=factors.__getitem__, reverse=True)[:NAMED]
+    larger = [f"{words} ({number(factors[words], 2)} times)" for words in farthest_first]
+    unseen = [UNSEEN[kind] for kind in dict.fromkeys(kind for beyond in told for kind in beyond.kinds)]
+    parts = [f"{listed(larger)} than were measured"] if larger else []
+    parts += [f"{listed(unseen)}, which were not measured at all"] if unseen else []
+    return f"{', and '.join(parts)}: priced by {'physics' if told[0].physics else 'carrying the measured tables on'}"

@@ -1,0 +1,160 @@
+"""What simulating a scenario gives: a run for each policy, sweep point and seed, and the tables over all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from servecast.metrics import Hardware, decisions_frame, oom_frame, requests_frame
+from servecast.run.reportable import Roof
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import pandas as pd
+
+    from servecast.engine import Run
+    from servecast.memory import MemoryPlan
+    from servecast.run.extrapolation import Beyond
+    from servecast.scenario.serving import Serving
+
+
+class Outcome(NamedTuple):
+    """One run: which it is, its tables, and its row of the summary.
+
+    policy, kind : the policy's label in tables, and its kind
+    point : label of the sweep point ("" without a sweep)
+    swept : value by swept key path, None where the key is one that this policy does not have
+    run : its requests and decisions; None where a sweep has too many to hold (`Gathered`)
+    prompts_failed : memory ran out in a step that computed a closed batch's prompts
+    tenants : rows of `servecast.metrics.by_tenant`; none where the workload names no tenant
+    """
+
+    policy: str
+    kind: str
+    point: str
+    swept: dict[str, Any]
+    seed: int
+    run: Run | None
+    row: dict[str, Any]
+    memory: MemoryPlan
+    hardware: Hardware
+    beyond: Beyond | None = None
+    notes: tuple[str, ...] = ()
+    prompts_failed: bool = False
+    tenants: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The columns that tell this run from the others in every table."""
+        return {"policy": self.policy, **self.swept, "seed": self.seed}
+
+
+class Failure(NamedTuple):
+    """A run that could not be: which, and why (an InputError's place and problem)."""
+
+    policy: str
+    point: str
+    seed: int
+    place: str
+    problem: str
+
+    @property
+    def which(self) -> str:
+        """``static, rate_rps=8, seed 1``."""
+        return ", ".join(part for part in (self.policy, self.point, f"seed {self.seed}") if part)
+
+
+@dataclass(frozen=True)
+class Results:
+    """Every run of a scenario, in the order point, seed, policy. Tables are made when they are asked for.
+
+    scenario : resolved, with every default that took effect, as it is written beside the tables
+    notes : what a reader should be told, a sentence each
+    profile : errors and provenance of the cost model as plain values; None for a datasheet
+    failures : runs that could not be; ``missing``: how many were not made because the user interrupted
+    resumed : how many were made by an earlier run of this sweep
+    """
+
+    scenario: Mapping[str, Any]
+    outcomes: tuple[Outcome, ...]
+    notes: tuple[str, ...] = ()
+    profile: Mapping[str, Any] | None = None
+    roof: Roof | None = None
+    failures: tuple[Failure, ...] = ()
+    missing: int = 0
+    resumed: int = 0
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kind of each policy, by its label."""
+        return {outcome.policy: outcome.kind for outcome in self.outcomes}
+
+    @cached_property
+    def summary(self) -> pd.DataFrame:
+        """One row a run: policy, a column for each swept key path, seed, and `servecast.metrics.summarise`."""
+        import pandas as pd
+
+        return pd.DataFrame([{**outcome.keys, **outcome.row} for outcome in self.outcomes])
+
+    @cached_property
+    def tenants(self) -> pd.DataFrame:
+        """One row a tenant of every run; empty where the workload names no tenant."""
+        import pandas as pd
+
+        return pd.DataFrame([{**outcome.keys, **row} for outcome in self.outcomes for row in outcome.tenants])
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """One row a request of every run whose tables are held."""
+        return self._joined(lambda run, hardware: requests_frame(run))
+
+    @cached_property
+    def decisions(self) -> pd.DataFrame:
+        """One row a scheduling decision of every run whose tables are held."""
+        return self._joined(decisions_frame)
+
+    @cached_property
+    def oom(self) -> pd.DataFrame:
+        """One row an out-of-memory event of every run whose tables are held."""
+        return self._joined(lambda run, hardware: oom_frame(run))
+
+    def _joined(self, table: Callable[[Run, Hardware], pd.DataFrame]) -> pd.DataFrame:
+        import pandas as pd
+
+        held = [(outcome.keys, outcome.run, outcome.hardware) for outcome in self.outcomes if outcome.run is not None]
+        if not held:
+            return pd.DataFrame(columns=list(self.outcomes[0].keys))
+        keys = [each for each, _, _ in held]
+        frames = [table(run, hardware) for _, run, hardware in held]
+        for key in reversed(keys[0]):
+            values = [row[key] for row in keys]
+            for value, frame in zip(values, frames, strict=True):
+                frame.insert(0, key, _repeated(value, values, frame.index))
+        return pd.concat(frames, ignore_index=True)
+
+
+def _repeated(value: Any, values: list[Any], rows: pd.Index) -> Any:
+    """A column that holds one of ``values``, of the type that all of them need, even where it has no rows.
+
+    Text is kept as codes, since it stands in every row of large tables.
+    """
+    import pandas as pd
+
+    if all(isinstance(each, str) for each in values):
+        texts = list(dict.fromkeys(values))
+        return pd.Categorical.from_codes([texts.index(value)] * len(rows), categories=pd.Index(texts))
+    return pd.Series([value] * len(rows), index=rows, dtype=pd.Series(values).dtype)
+
+
+def roof(served: Serving) -> Roof:
+    """The roofline that the report draws steps on."""
+    flops = served.device.peak_flops(served.model.dtype)
+    return Roof(served.device.name, served.device.bandwidth_Bps, flops, served.cost.calibrated)
+
+
+def hardware(served: Serving) -> Hardware:
+    """What the steps of a run are judged against."""
+    ridge = served.device.ridge(served.model.dtype)
+    return Hardware(served.model, ridge, served.cost, served.kv_dtype, served.tensor_parallel)
