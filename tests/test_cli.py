@@ -78,7 +78,7 @@ def test_help_shows_examples_and_imports_nothing_heavy(arguments):
     """Speed by what is loaded, never by a clock."""
     code = f"""
 import sys
-from servecast.cli import main
+from servecast.cli.app import main
 try:
     main({arguments!r})
 except SystemExit as end:

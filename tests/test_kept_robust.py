@@ -45,7 +45,7 @@ def scenario(folder="."):
 
 def servecast(folder, *arguments) -> subprocess.CompletedProcess:
     """The command in a process of its own; it never ends with a traceback."""
-    code = f"import sys; sys.path[:0] = {[p for p in sys.path if p]!r}; from servecast.cli import main; main()"
+    code = f"import sys; sys.path[:0] = {[p for p in sys.path if p]!r}; from servecast.cli.app import main; main()"
     (folder / "tiny.yaml").write_text(SCENARIO)
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)], cwd=folder, capture_output=True, text=True, check=False

@@ -28,7 +28,13 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
 
 def test_the_wheel_carries_code_catalogues_profiles_and_scenarios(wheel):
     held = set(wheel.namelist())
-    for name in ("specs/models.yaml", "specs/devices.yaml", "workload/azure_2023_quantiles.csv", "py.typed", "cli.py"):
+    for name in (
+        "specs/models.yaml",
+        "specs/devices.yaml",
+        "workload/azure_2023_quantiles.csv",
+        "py.typed",
+        "cli/app.py",
+    ):
         assert f"servecast/{name}" in held
     for folder in ("calibration", "scenarios"):
         for file in (ROOT / folder).rglob("*"):

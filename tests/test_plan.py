@@ -1014,7 +1014,7 @@ sys.path[:0] = {paths!r}
 if {limit}:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
-from servecast.cli import main
+from servecast.cli.app import main
 main(["plan", {file!r}, "--out", {out!r}, "--jobs", "{jobs}"])
 """
 

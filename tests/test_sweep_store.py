@@ -305,8 +305,8 @@ sys.path[:0] = {paths!r}
 from pathlib import Path
 from test_sweep_store import scenario
 from servecast.errors import InputError
-from servecast.planning.points_store import opened
-from servecast.planning.sweep import simulate
+from servecast.run.points_store import opened
+from servecast.run.sweep import simulate
 if {limit}:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))

@@ -60,7 +60,9 @@ def _run_at_import(node: ast.stmt) -> list[ast.stmt]:
     if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
         return []
     if isinstance(node, ast.If | ast.Try | ast.With):
-        return [inner for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt) for inner in _run_at_import(each)]
+        return [
+            inner for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt) for inner in _run_at_import(each)
+        ]
     return [node]
 
 

@@ -63,4 +63,4 @@ def as_it_ran(compared: Comparison) -> dict[str, Any]:
 
 
 def _template(name: str) -> str:
-    return resources.files("servecast.against.server").joinpath("templates", name).read_text(encoding="utf-8")
+    return resources.files("servecast.report").joinpath("templates", name).read_text(encoding="utf-8")
