@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import time
 
 import numpy as np
@@ -246,10 +247,11 @@ def test_rows_of_another_machine_are_not_mixed_in(killed_once, tmp_path, key, va
 def test_a_full_disk_at_the_profile_loses_no_step(killed_once, tmp_path):
     for path in killed_once.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    (tmp_path / "mine.yaml.partial").symlink_to("/dev/full")
-    with pytest.raises(InputError, match=r"mine.yaml: cannot be written \(No space left on device\): make room"):
+    partial = tmp_path / f".mine.yaml.{os.getpid()}.partial"
+    partial.symlink_to("/dev/full")
+    with pytest.raises(InputError, match=r"mine.yaml: cannot be written \(No space left on device\); make room"):
         calibrate.calibrate(request(tmp_path, rounds=1))
-    assert not (tmp_path / "mine.yaml.partial").is_symlink()  # half a file does not stay
+    assert not partial.is_symlink()  # half a file does not stay
     measured = (tmp_path / "mine.steps.csv").read_bytes()
     told = []
     found = calibrate.calibrate(request(tmp_path, rounds=1), told.append)
@@ -287,7 +289,7 @@ def test_a_too_small_budget_is_one_line_and_keeps_what_it_measured(tmp_path):
 
 def test_a_full_disk_is_one_line(tmp_path):
     (tmp_path / "mine.steps.csv").symlink_to("/dev/full")
-    with pytest.raises(InputError, match=r"mine.steps.csv: cannot be written \(No space left on device\): make room"):
+    with pytest.raises(InputError, match=r"mine.steps.csv: cannot be written \(No space left on device\); make room"):
         calibrate.calibrate(request(tmp_path))
 
 

@@ -14,6 +14,7 @@ from serving import StepTime, serve
 
 from servecast.batch import OutOfMemory
 from servecast.errors import InputError
+from servecast.files import dumps, write
 from servecast.metrics import Slo
 from servecast.policies import POLICIES
 from servecast.report.exports import (
@@ -29,7 +30,6 @@ from servecast.report.exports.tokens import iteration_ends, token_gaps_by_reques
 from servecast.report.exports.vllm_json import Answers, vllm_metrics
 from servecast.report.trace_figure import trace_figure
 from servecast.requests import Status
-from servecast.strict import dumps, write_bytes
 from servecast.workload.clients import RequestColumns
 from servecast.workload.prefixes import PrefixIds
 from servecast.workload.traces.trace_file import TraceFile
@@ -245,10 +245,10 @@ def test_out_03_paths_and_numpy_numbers_become_plain(tmp_path):
     }
     with pytest.raises(InputError, match="cannot be written"):
         write_vllm(run_of(), tmp_path / "no" / "r.json", model_id="m")
-    write_bytes(tmp_path / "b", b"ab")
+    write(tmp_path / "b", b"ab")
     assert (tmp_path / "b").read_bytes() == b"ab"
     with pytest.raises(InputError, match="cannot be written"):
-        write_bytes(tmp_path / "no" / "b", b"")
+        write(tmp_path / "no" / "b", b"")
 
 
 # --- llm-d ------------------------------------------------------------------------------------------------------------

@@ -6,15 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from servecast import report
 from servecast.cost import profile
 from servecast.errors import InputError
-from servecast.files import replacing
+from servecast.files import replacing, write
 from servecast.plan import store as plan_store
-from servecast.report.plan_files import _whole
 from servecast.run import kept
 from servecast.run.kept import Lines, text_of
 from servecast.run.points_store import opened
@@ -266,12 +266,29 @@ def test_a_plan_writes_what_it_says_and_leaves_no_folder_without_one(tmp_path, p
 def test_no_half_file_stays(tmp_path):
     (tmp_path / "plan.json").mkdir()
     with pytest.raises(InputError, match="cannot be written"):
-        _whole(tmp_path / "plan.json", "{}")
+        write(tmp_path / "plan.json", "{}")
     assert left(tmp_path) == ["plan.json"]
     (tmp_path / "profile.yaml").mkdir()
-    with pytest.raises(OSError, match="directory"):
+    with pytest.raises(InputError, match="directory"):
         profile.save(profile.load("h100-qwen3-14b"), tmp_path / "profile.yaml")
     assert left(tmp_path) == ["plan.json", "profile.yaml"]
+    with pytest.raises(RuntimeError):
+        write(tmp_path / "trace.csv", broken())
+    assert left(tmp_path) == ["plan.json", "profile.yaml"]
+
+
+def broken():
+    yield "half\n"
+    raise RuntimeError
+
+
+def test_what_a_link_leads_to_is_written_and_a_pipe_is_not_replaced(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    write(tmp_path / "link", "whole\n")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there").read_text() == "whole\n"
+    write("/dev/null", "gone")
+    assert not Path("/dev/null").is_file()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

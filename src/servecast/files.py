@@ -1,7 +1,7 @@
-"""The files of ``results/<scenario>/``: complete and in place, or not there at all.
+"""Files that are complete and in place, or not there at all; plain values as YAML and JSON know them.
 
-Everything is written into a hidden folder beside the target, which then takes its place by a rename; a run that fails
-on the way leaves the old results as they were. Tables of more than `LARGE` rows are Parquet instead of CSV: ten times
+`replacing` fills a hidden folder beside the target and `whole` a hidden file; a rename puts it in place. A command that
+fails on the way leaves what was there before. Tables of more than `LARGE` rows are Parquet instead of CSV: ten times
 faster to write and to read. Numbers are written so that they read back as the same double, missing ones as nothing;
 no file holds a time of day, so the same inputs give the same bytes.
 """
@@ -9,6 +9,7 @@ no file holds a time of day, so the same inputs give the same bytes.
 from __future__ import annotations
 
 import csv
+import fcntl
 import gzip
 import io
 import json
@@ -22,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import IO
 
     import pandas as pd
     import pyarrow as pa
@@ -30,6 +32,67 @@ if TYPE_CHECKING:
 LARGE = 100_000  # rows
 SCENARIO = "scenario.yaml"
 PLAIN = ("summary", "tenants", "oom")  # tables that people open: plain CSV
+
+
+@contextmanager
+def writing(place: Path | str, remedy: str = "free space or choose another place") -> Iterator[None]:
+    """Turns a full disk, or a place that cannot be written, into an InputError: ``place: ...; remedy``."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(str(place), f"cannot be written ({error.strerror or error}); {remedy}") from error
+
+
+@contextmanager
+def whole(path: Path, sync: bool = True) -> Iterator[Path]:
+    """A file to write beside ``path``, which takes its place when the block ends well; never half a file.
+
+    A link stays, and what it leads to is replaced. A pipe or a terminal is written as it is.
+
+    sync : bring the new file to the disk before the old one goes, so that a power cut leaves one of them
+    """
+    there = Path(os.path.realpath(path))
+    if there.exists() and not there.is_file():
+        yield path
+        return
+    partial = there.with_name(f".{there.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        if sync:
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+        partial.replace(there)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write(path: Path | str, content: str | bytes | Iterable[str]) -> None:
+    """Writes a whole file; a place that cannot be written is an InputError."""
+    with writing(path), whole(Path(path)) as partial:
+        if isinstance(content, bytes):
+            partial.write_bytes(content)
+            return
+        with partial.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines([content] if isinstance(content, str) else content)
+
+
+def lock(path: Path) -> IO[str] | None:
+    """``path`` open for appending and locked until it is closed; None while another process holds it.
+
+    The system lets go of the lock when the process ends, however it ends.
+    """
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        # Whoever held it before may have removed the file meanwhile: then this lock keeps nobody out.
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return file
+        file.close()
 
 
 @contextmanager
@@ -167,12 +230,29 @@ def _text(value: Any) -> str | None:
     return json.dumps(plain(value), allow_nan=False, sort_keys=True)
 
 
-def plain(value: Any) -> Any:
-    """Values as YAML and JSON know them: mappings, lists, text, numbers, None. Paths become text."""
+def plain(value: Any, not_finite: Callable[[float], Any] = float) -> Any:
+    """``value`` as YAML and JSON know it: mappings, lists, text, numbers and None. Named tuples become mappings.
+
+    not_finite : what becomes of infinity and NaN, which YAML has and JSON has not
+    """
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, dict) or hasattr(value, "items"):
-        return {str(key): plain(entry) for key, entry in value.items()}
+        return {str(key): plain(entry, not_finite) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(entry) for entry in value]
-    if isinstance(value, Path):
-        return str(value)
-    return value.item() if hasattr(value, "item") else value
+        return [plain(entry, not_finite) for entry in value]
+    if hasattr(value, "tolist"):  # numpy's numbers and arrays
+        return plain(value.tolist(), not_finite)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else not_finite(value)
+    return str(value) if isinstance(value, Path) else value
+
+
+def strict(value: Any) -> Any:
+    """``value`` as the standard of JSON has it: None for infinity and NaN."""
+    return plain(value, lambda _: None)
+
+
+def dumps(value: Any, indent: int | None = None) -> str:
+    """``value`` as strict JSON, the same bytes each time."""
+    return json.dumps(strict(value), indent=indent, allow_nan=False)

@@ -1,11 +1,19 @@
-"""Numbers, times, shares and lists in words: one way to say each, wherever it stands."""
+"""Numbers, times, shares, lists and tables as text: one way to write each."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 BLANK = "\u2013"
+
+
+class Table(NamedTuple):
+    """A table to print: title, column heads, rows of text."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -16,11 +16,12 @@ import numpy as np
 
 from servecast.batch import StepShape
 from servecast.calibration import kernel_tables, layer_tables
-from servecast.calibration.fit import Report, Table
+from servecast.calibration.fit import Report
 from servecast.cost import host as hosts
 from servecast.cost.curves import Curve, Surface, surface
 from servecast.cost.profile import Composition, Provenance, Tables, TabulatedProfile, rounded
 from servecast.errors import InputError
+from servecast.text import Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -30,6 +30,7 @@ from servecast.cost.profile import (
 )
 from servecast.cost.roofline import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY
 from servecast.errors import InputError
+from servecast.text import Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,14 +56,6 @@ _HELD_OUT: Final = 0.2
 _LARGEST: Final = 0.01
 #: Rows from which on a log has enough sums of 16 to hold out eight neighbours at a time.
 _LONG_LOG: Final = 2000
-
-
-class Table(NamedTuple):
-    """A table to print: title, column heads, rows of text."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 class Report(NamedTuple):

@@ -479,7 +479,7 @@ def compare(
         host_steps=host_steps,
     )
     if as_json:
-        from servecast.strict import dumps
+        from servecast.files import dumps
 
         print(dumps(told.data()))
         return
@@ -603,11 +603,11 @@ def _describe(
             print(lost)
         print(f"written: {output}")
     if figure is not None:
+        from servecast.files import write
         from servecast.report.trace_figure import trace_figure
-        from servecast.strict import write_bytes
 
         plot = trace_figure(read.columns, Path(source.path).name)
-        write_bytes(figure, plot.svg() if figure.suffix == ".svg" else plot.png())
+        write(figure, plot.svg() if figure.suffix == ".svg" else plot.png())
         print(f"figure: {figure}")
 
 
@@ -631,7 +631,7 @@ def list_(
 
     listed = listing(what.value)
     if as_json:
-        from servecast.strict import dumps
+        from servecast.files import dumps
 
         rows = [dict(zip(listed.columns, row, strict=True)) for row in listed.rows]
         print(dumps({"schema_version": 1, "list": what.value, "rows": rows}))
@@ -647,11 +647,10 @@ def schema() -> None:
 
         servecast schema > scenario.schema.json
     """
-    import json
-
+    from servecast.files import dumps
     from servecast.scenario import Scenario
 
-    print(json.dumps(Scenario.model_json_schema(), indent=2, allow_nan=False))
+    print(dumps(Scenario.model_json_schema(), indent=2))
 
 
 commands_device.register(app)

@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from servecast.progress import Progress
     from servecast.run.results import Results
     from servecast.scenario import Scenario
+    from servecast.text import Table
 
 MOST_TENANTS = 60  # rows of the table of tenants that are shown
 PIPE_WIDTH = 400  # where neither a terminal nor COLUMNS limits the width
@@ -30,19 +31,6 @@ EXPENDABLE = (
     "OOM", "$/M output", "TPOT p50 [ms]", "queue",
 )  # fmt: skip
 NOTHING = ("0", "0 %", "\u2013")
-
-
-class Tabular(Protocol):
-    """A title, heads, and rows of text."""
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def columns(self) -> Sequence[str]: ...
-
-    @property
-    def rows(self) -> Sequence[Sequence[str]]: ...
 
 
 def console() -> Console:
@@ -71,7 +59,7 @@ def say(text: str, indent: int = 0) -> None:
     print(textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False))
 
 
-def print_tables(tables: Iterable[Tabular]) -> None:
+def print_tables(tables: Iterable[Table]) -> None:
     """Print tables under each other."""
     for table in tables:
         print_table(table.title, table.columns, table.rows)
@@ -80,12 +68,12 @@ def print_tables(tables: Iterable[Tabular]) -> None:
 def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print one table; columns of numbers stand to the right."""
     from rich import box
-    from rich.table import Table
+    from rich.table import Table as Grid
 
     out = console()
     if title:
         out.print(title, soft_wrap=True, style="bold")
-    table = Table(box=box.SIMPLE_HEAD, show_header=any(heads))
+    table = Grid(box=box.SIMPLE_HEAD, show_header=any(heads))
     for at, head in enumerate(heads):
         numbers = at > 0 and all(row[at][:1].isdigit() or row[at][:1] in "-+<$\u2013" for row in rows)
         table.add_column(head, justify="right" if numbers else "left", overflow="fold")

@@ -26,6 +26,7 @@ from servecast.cost.fitted import COEFFICIENTS, FittedCost, Window
 from servecast.cost.model import Regime
 from servecast.cost.tabulated import PrefillBy, TabulatedCost
 from servecast.errors import InputError
+from servecast.files import write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -248,13 +249,7 @@ def dump(profile: ProfileFile) -> str:
 
 def save(profile: ProfileFile, path: str | Path) -> None:
     """Write the profile; never half a file."""
-    path = Path(path)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(dump(profile), encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write(path, dump(profile))
 
 
 def load(name_or_path: str | Path) -> Profile | TabulatedProfile:

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from servecast.calibration import whole_steps
-from servecast.calibration.fit import Report, Table
+from servecast.calibration.fit import Report
 from servecast.cost import physics
 from servecast.cost.domain import Domain
 from servecast.cost.model import regime
@@ -45,6 +45,7 @@ from servecast.device.serving import Padded, Ragged
 from servecast.device.steps import Steps
 from servecast.device.timing import open_device
 from servecast.errors import InputError
+from servecast.text import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

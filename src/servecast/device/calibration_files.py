@@ -6,20 +6,19 @@ that are planned, each once a round, with times that can be.
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import errno
-import fcntl
 import json
 import math
 from typing import IO, TYPE_CHECKING, Any
 
 from servecast.batch import StepShape
-from servecast.cost.profile import save
+from servecast.cost.profile import dump
 from servecast.errors import InputError
+from servecast.files import dumps, lock, whole, writing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
     from types import TracebackType
 
@@ -56,15 +55,11 @@ class Files:
 
     def __enter__(self) -> Files:
         self._new = not self.steps.exists()
-        with self._written(self.steps):
-            self._ours = self.steps.open("a", encoding="utf-8")
-        try:
-            fcntl.flock(self._ours, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._ours.close()
-            raise InputError(
-                str(self.steps), "another calibration is writing here: wait for it, or choose another --output"
-            ) from None
+        with _kept(self.steps):
+            self._ours = lock(self.steps)
+        if self._ours is None:
+            problem = "another calibration is writing here: wait for it, or choose another --output"
+            raise InputError(str(self.steps), problem)
         return self
 
     def __exit__(
@@ -88,7 +83,7 @@ class Files:
             return self._going_on(identity, described)
         elif self.profile.exists():
             raise InputError(str(self.profile), f"stands here without {self.facts.name}: {_ANEW}")
-        with self._written(self.steps), self.steps.open("w", encoding="utf-8", newline="") as file:
+        with _kept(self.steps), self.steps.open("w", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerow(COLUMNS)
         self.note(new)
         return new
@@ -131,22 +126,17 @@ class Files:
 
     def note(self, facts: dict[str, Any]) -> None:
         """Write the facts, never half of them."""
-        partial = self.facts.with_name(self.facts.name + ".partial")
-        with self._written(self.facts):
-            try:
-                partial.write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-                partial.replace(self.facts)
-            finally:
-                partial.unlink(missing_ok=True)
+        with _kept(self.facts), whole(self.facts) as partial:
+            partial.write_text(dumps(facts, indent=2) + "\n", encoding="utf-8")
 
     def save(self, profile: TabulatedProfile) -> None:
         """Write the profile, never half of it."""
-        with self._written(self.profile):
-            save(profile, self.profile)
+        with _kept(self.profile), whole(self.profile) as partial:
+            partial.write_text(dump(profile), encoding="utf-8")
 
     def write(self, row: dict[str, Any]) -> None:
         """Append one measured step; it is on disk when this returns."""
-        with self._written(self.steps), self.steps.open("a", encoding="utf-8", newline="") as file:
+        with _kept(self.steps), self.steps.open("a", encoding="utf-8", newline="") as file:
             csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(row)
 
     def discard(self) -> None:
@@ -165,7 +155,7 @@ class Files:
             raise InputError(str(self.steps), f"is not UTF-8, so no calibration wrote it: {_ANEW}") from None
         if not text.endswith("\n"):
             text = text[: text.rfind("\n") + 1]
-            with self._written(self.steps):
+            with _kept(self.steps):
                 self.steps.write_text(text, encoding="utf-8")
         reader = csv.DictReader(text.splitlines())
         if tuple(reader.fieldnames or ()) != COLUMNS:
@@ -188,16 +178,9 @@ class Files:
             found.append(made)
         return found
 
-    @contextlib.contextmanager
-    def _written(self, path: Path) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            remedy = "make room and call again" if full else "choose another --output"
-            raise InputError(
-                str(path), f"cannot be written ({error.strerror}): {remedy}, what was measured is kept"
-            ) from None
+
+def _kept(path: Path) -> AbstractContextManager[None]:
+    return writing(path, "make room and call again, or choose another --output: what was measured is kept")
 
 
 def _row(row: Mapping[str | None, Any], planned: Mapping[str, Point]) -> dict[str, Any]:

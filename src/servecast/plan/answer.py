@@ -8,10 +8,10 @@ that is paid by the hour serves u times what it could, so that a token costs 1/u
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from servecast.files import strict
 from servecast.scenario.goals import at_least
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class Plan:
 
     def data(self) -> dict[str, Any]:
         """Plain data for ``--json``: what has no value is null, and so is an end of an interval without a bound."""
-        data: dict[str, Any] = _plain(asdict(self))
+        data: dict[str, Any] = strict(asdict(self))
         del data["resumed"]
         data["may_not_hold"] = self.may_not_hold
         for option, told in zip(self.options, data["options"], strict=True):
@@ -212,7 +212,7 @@ class Plan:
                 for share in UTILISATIONS
             }
             data["best"]["usd_at_utilisation"] = {
-                f"{share:g}": {kind: _plain(estimate.over(share)) for kind, estimate in self.best.usd_per_mtok.items()}
+                f"{share:g}": {kind: strict(estimate.over(share)) for kind, estimate in self.best.usd_per_mtok.items()}
                 for share in UTILISATIONS
             }
         return data
@@ -269,14 +269,3 @@ def break_even(
         return None
     load = usd_per_hour / 3600 / usd_per_request
     return BreakEven(load, load / rate)
-
-
-def _plain(data: Any) -> Any:
-    """Estimates as mappings: dataclasses.asdict keeps tuples, which JSON would write as lists without names."""
-    if isinstance(data, tuple) and hasattr(data, "_asdict"):
-        return {key: _plain(value) for key, value in data._asdict().items()}
-    if isinstance(data, dict):
-        return {key: _plain(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_plain(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from servecast import memory
 from servecast.errors import InputError
@@ -10,6 +10,7 @@ from servecast.plan import lessons
 from servecast.scenario import check, serving
 from servecast.scenario.serving import plan, step_set_aside
 from servecast.specs import catalogue
+from servecast.text import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,14 +22,6 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 RIDGE = 140.0  # FLOP per byte: a round number near an A100's, to reckon with
-
-
-class Table(NamedTuple):
-    """A table to print: title, column heads, rows of text."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 def bare_scenario(model: str, device: str | None, profile: str | None, folder: Path) -> dict[str, Any]:

@@ -6,20 +6,19 @@ rate) is the text "inf", so that points stay apart.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from servecast import __version__
+from servecast.files import dumps, plain
 from servecast.report import verdict
 from servecast.report.trust import MEASURED, step_error
 from servecast.run.reportable import stated
-from servecast.strict import dumps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from servecast.run.results import Outcome, Results
+    from servecast.run.results import Results
 
 #: Goes up when a key is taken out, or means something else; new keys may come at any time.
 SCHEMA_VERSION = 1
@@ -49,17 +48,9 @@ def scenario(results: Results, folder: Path, exports: Path | None = None) -> dic
         "verdict": verdict(results.summary, stated(results.scenario), calibrated=calibrated),
         "step_error": error,
         "notes": results.notes,
-        "summary": [{**_keys(outcome), **outcome.row} for outcome in results.outcomes],
-        "tenants": [{**_keys(outcome), **row} for outcome in results.outcomes for row in outcome.tenants],
+        "summary": [{**plain(outcome.keys, str), **outcome.row} for outcome in results.outcomes],
+        "tenants": [{**plain(outcome.keys, str), **row} for outcome in results.outcomes for row in outcome.tenants],
         "failures": [failure._asdict() for failure in results.failures],
         "missing": results.missing,
         "resumed": results.resumed,
     }
-
-
-def _keys(outcome: Outcome) -> dict[str, Any]:
-    return {key: str(value) if _infinite(value) else value for key, value in outcome.keys.items()}
-
-
-def _infinite(value: object) -> bool:
-    return isinstance(value, float) and math.isinf(value)

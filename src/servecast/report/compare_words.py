@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from servecast.against.server.observed import LATENCIES
-from servecast.text import BLANK, number, seconds
+from servecast.text import BLANK, Table, number, seconds
 
 if TYPE_CHECKING:
     from servecast.against.server.compared import Comparison, Row
 
 _TOTALS = {"makespan_s": "makespan", "request_throughput_rps": "requests/s", "output_throughput_tps": "output tok/s"}
-
-
-class Table(NamedTuple):
-    """A table to print: title, column heads, rows of text."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 def percent(value: float | None, digits: int = 2) -> str:

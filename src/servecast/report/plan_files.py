@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import servecast
-from servecast import strict
-from servecast.files import SCENARIO, scenario_text
+from servecast.files import SCENARIO, dumps, scenario_text
+from servecast.files import write as write_whole
 from servecast.plan.basis import Basis
 from servecast.report.plan_page import page as plan_page
-from servecast.run.kept import writing
 from servecast.scenario import seen_from
 
 if TYPE_CHECKING:
@@ -39,7 +37,7 @@ def text(plan: Plan, basis: Basis) -> str:
         "step_errors": {rest.name: rest.error for rest in basis.rests},
         "scenario": basis.scenario,
     }
-    return json.dumps(strict.plain(data), indent=1, allow_nan=False)
+    return dumps(data, indent=1)
 
 
 def write(plan: Plan, folder: Path, basis: Basis | None = None) -> Path:
@@ -48,24 +46,13 @@ def write(plan: Plan, folder: Path, basis: Basis | None = None) -> Path:
     basis = Basis() if basis is None else basis
     basis = replace(basis, scenario=seen_from(folder.resolve(), basis.scenario))
     if basis.scenario:
-        _whole(folder / SCENARIO, scenario_text(basis.scenario))
-    _whole(folder / "plan.json", text(plan, basis) + "\n")
+        write_whole(folder / SCENARIO, scenario_text(basis.scenario))
+    write_whole(folder / "plan.json", text(plan, basis) + "\n")
     options = _csv(plan)
-    _whole(folder / "options.csv", options)
+    write_whole(folder / "options.csv", options)
     page = folder / "plan.html"
-    _whole(page, plan_page(plan, options.encode(), basis))
+    write_whole(page, plan_page(plan, options.encode(), basis))
     return page
-
-
-def _whole(path: Path, text: str) -> None:
-    """Never half a file."""
-    partial = path.with_name(path.name + ".partial")
-    with writing(path):
-        try:
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
 
 
 def _csv(plan: Plan) -> str:

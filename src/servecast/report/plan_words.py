@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from servecast.plan.answer import KINDS, UTILISATIONS
 from servecast.scenario.goals import at_least
+from servecast.text import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,14 +19,6 @@ NONE = "\u2013"
 #: So near the target a headroom has a decimal.
 _NEAR = 0.02
 _MOST_DIGITS = 7
-
-
-class PlanTable(NamedTuple):
-    """A title, heads, and rows of text."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -58,10 +51,10 @@ def apart(estimate: Estimate | None, target: float, digits: int = 3) -> str:
     return interval(estimate, digits)
 
 
-def tables(plan: Plan) -> Iterator[PlanTable]:
+def tables(plan: Plan) -> Iterator[Table]:
     """What the terminal and the page show."""
     unit = plan.options[0].unit
-    yield PlanTable(
+    yield Table(
         "",
         (
             "configuration",
@@ -76,7 +69,7 @@ def tables(plan: Plan) -> Iterator[PlanTable]:
         tuple(_row(option) for option in plan.options),
     )
     if plan.best is not None:
-        yield PlanTable(
+        yield Table(
             f"{plan.best.label}, {_gpus(plan.best.gpus)}, at {number(plan.best.target)} {unit}",
             ("statistic", "value, 90 % interval", "target"),
             (
@@ -89,13 +82,13 @@ def tables(plan: Plan) -> Iterator[PlanTable]:
             ),
         )
         if plan.best.usd_per_mtok:
-            yield PlanTable(
+            yield Table(
                 "Dollars per million tokens",
                 ("tokens", "at the target", *(f"at {share:.0%} of the highest load" for share in UTILISATIONS)),
                 tuple(_money(plan.best, kind) for kind in KINDS if kind in plan.best.usd_per_mtok),
             )
         if plan.changes and plan.baseline is not None:
-            yield PlanTable(
+            yield Table(
                 "One change at a time",
                 ("change", f"highest load [{unit}]", "each GPU", "why not"),
                 tuple(

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from servecast.against.device import compare
-from servecast.calibration.fit import Table
 from servecast.metrics import decisions_frame, requests_frame
 from servecast.report import validation_figures as figures
 from servecast.requests import Status
+from servecast.text import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,6 @@ InputError of one line, and what was finished before stays.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -19,10 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from servecast import files
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from io import FileIO
 
 #: The end of a line: a checksum of what stands before it.
@@ -50,40 +51,23 @@ def held(results: Path) -> Iterator[tuple[Path, list[Path]]]:
         yield folder, made
 
 
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
+def writing(folder: Path) -> AbstractContextManager[None]:
     """A full disk, or a folder that cannot be written, in one line."""
-    try:
-        yield
-    except OSError as error:
-        problem = (
-            f"cannot be written ({error.strerror or error}); free space or choose another folder with --out: "
-            "what was finished is kept"
-        )
-        raise InputError(str(folder), problem) from error
+    return files.writing(folder, "free space or choose another folder with --out: what was finished is kept")
 
 
 def _lock(path: Path, results: Path) -> IO[str]:
-    """The lock, held as long as it is open: the system lets go of it when the process ends, however it does."""
-    while True:
-        file = path.open("a+", encoding="utf-8")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip()
-            file.close()
-            which = f"process {holder}" if holder else "another process"
-            problem = f"{which} is writing these results: wait until it is done, or choose another folder with --out"
-            raise InputError(str(results), problem) from None
-        # Who held it before may have taken the file away meanwhile: then this one locks out nobody.
-        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
-            return file
-        file.close()
-        path.parent.mkdir(parents=True, exist_ok=True)
+    """The lock, with the number of this process in it."""
+    file = files.lock(path)
+    if file is None:
+        holder = path.read_text(encoding="utf-8").strip() if path.exists() else ""
+        which = f"process {holder}" if holder else "another process"
+        problem = f"{which} is writing these results: wait until it is done, or choose another folder with --out"
+        raise InputError(str(results), problem)
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
 
 
 def remove(folder: Path, made: list[Path]) -> None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from contextlib import contextmanager
 from functools import cache
@@ -31,7 +30,7 @@ import numpy as np
 from servecast import resources
 from servecast.batch import OutOfMemory
 from servecast.engine import Run
-from servecast.files import refuse_strangers
+from servecast.files import refuse_strangers, whole
 from servecast.run.extrapolation import Beyond
 from servecast.run.kept import Lines, held, remove, text_of, writing
 
@@ -102,12 +101,8 @@ class PointsStore:
     def _add_table(self, key: str, run: Run) -> str | None:
         """Write a table; its hash."""
         self._tables.mkdir(exist_ok=True)
-        unfinished = self._tables / "unfinished.npz"
-        try:
+        with whole(self._table(key), sync=False) as unfinished:
             _save(unfinished, run)
-            unfinished.replace(self._table(key))
-        finally:
-            unfinished.unlink(missing_ok=True)
         return _hash_of(self._table(key))
 
     def drop_tables(self) -> None:
@@ -122,13 +117,9 @@ class PointsStore:
             return
         self.close()
         self._found = {key: line for key, line in self._found.items() if key in keys}
-        fresh = self._lines.path.with_suffix(".new")
         with writing(self._folder):
-            with fresh.open("wb") as file:
-                file.write(b"".join(map(text_of, self._found.values())))
-                file.flush()
-                os.fsync(file.fileno())  # in place of what is on the disk only when it is there itself
-            fresh.replace(self._lines.path)
+            with whole(self._lines.path) as fresh:
+                fresh.write_bytes(b"".join(map(text_of, self._found.values())))
             for table in self._tables.glob("*.npz"):
                 if table.stem not in self._found:
                     table.unlink()
@@ -242,7 +233,8 @@ def _save(path: Path, run: Run) -> None:
     columns["oom"] = np.array(run.oom, dtype=float).reshape(-1, 4)
     columns["single"] = np.array([run.end_s, run.kv_blocks_total])
     columns["respond"] = np.array(run.respond)
-    np.savez(path, **columns)
+    with path.open("wb") as file:
+        np.savez(file, **columns)
 
 
 def _hash_of(path: Path) -> str | None:

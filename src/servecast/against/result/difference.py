@@ -18,12 +18,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from servecast import strict
 from servecast.against.result import pairing
 from servecast.errors import InputError
-from servecast.plan.explain import Table
+from servecast.files import plain, strict
 from servecast.run.reportable import swept
-from servecast.text import BLANK, missing, number, plain_value, short_key
+from servecast.text import BLANK, Table, missing, number, plain_value, short_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -142,8 +141,8 @@ class Difference:
     def plain(self) -> dict[str, Any]:
         """The same as plain values, for scripts; what is not known is None."""
         changes = [{**change._asdict(), "verdict": change.verdict} for change in self.changes]
-        finite = [strict.plain(change) for change in changes]
-        keys = [{"key": key, "a": _plain(a), "b": _plain(b)} for key, a, b in self.keys]
+        finite = [strict(change) for change in changes]
+        keys = [{"key": key, "a": plain(a, str), "b": plain(b, str)} for key, a, b in self.keys]
         return {"keys": keys, "verdicts": self.verdicts, "changes": finite, "notes": list(self.notes)}
 
 
@@ -391,14 +390,3 @@ def _short(value: Any) -> str:
         return plain_value(value)
     text = BLANK if value is None else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _plain(value: Any) -> Any:
-    """A scenario's value as JSON has it; what JSON does not have, an infinite rate or a date, as its text."""
-    if isinstance(value, dict):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    return value if value is None or isinstance(value, bool | int | str) else str(value)

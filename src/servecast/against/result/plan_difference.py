@@ -17,12 +17,12 @@ import yaml
 from servecast.against.result.difference import SAME, keys_between, told_keys
 from servecast.errors import InputError
 from servecast.files import SCENARIO
-from servecast.plan.explain import Table
 from servecast.plan.uncertainty import Estimate
 from servecast.report.plan_lead import signed
 from servecast.report.plan_names import hardware, statistic
 from servecast.report.plan_words import NONE, interval, number
 from servecast.scenario.goals import at_least
+from servecast.text import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from servecast.against.server.forecast import Forecast
     from servecast.against.server.observed import Observed
+    from servecast.text import Table
 
 _TWINS = {"patched": "vanilla", "vanilla": "patched"}
 _TWIN = re.compile(r"-(patched|vanilla)(?=\.)")
@@ -36,7 +37,7 @@ class Told(NamedTuple):
     """What a comparison says on the terminal: lines of settings, tables, the verdict; and where the page is."""
 
     lines: tuple[str, ...]
-    tables: tuple[words.Table, ...]
+    tables: tuple[Table, ...]
     verdict: str
     page: Path | None
     found: Comparison

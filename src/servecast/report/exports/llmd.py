@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
+from servecast.files import dumps, strict, write
 from servecast.metrics import latencies, token_gaps
 from servecast.requests import Status
-from servecast.strict import dumps, plain, write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +53,7 @@ def llmd_report(
     times = latencies(requests, run.respond)
     tokens = requests["generated_tokens"][done]
     length = run.end_s or None
-    settings = plain(dict(native or {}))
+    settings = strict(dict(native or {}))
     body: dict[str, Any] = {
         "scenario": {
             "stack": [
@@ -155,13 +155,13 @@ def llmd_report(
             "keywords": ["simulation"],
         },
     }
-    report: dict[str, Any] = plain(head | body)
+    report: dict[str, Any] = strict(head | body)
     return report
 
 
 def write_llmd(run: Run, path: Path | str, **options: Any) -> None:
     """Writes `llmd_report` as YAML to ``path``. A place that cannot be written is an InputError."""
-    write(path, [yaml.safe_dump(llmd_report(run, **options), sort_keys=False, allow_unicode=True)])
+    write(path, yaml.safe_dump(llmd_report(run, **options), sort_keys=False, allow_unicode=True))
 
 
 def _metadata(label: str, settings: object, description: str, labelled: bool = True) -> dict[str, Any]:

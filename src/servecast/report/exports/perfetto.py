@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from servecast.batch import StepShape
+from servecast.files import dumps, write
 from servecast.requests import Status
-from servecast.strict import dumps, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

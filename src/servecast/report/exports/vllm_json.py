@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from servecast.files import dumps, strict, write
 from servecast.report.exports.tokens import token_gaps_by_request
 from servecast.requests import Status
-from servecast.strict import dumps, plain, write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -192,10 +192,10 @@ def vllm_result(
         "generated_texts": [""] * len(requests["id"]),
         "errors": answers.errors,
     }
-    checked: dict[str, Any] = plain(result)
+    checked: dict[str, Any] = strict(result)
     return checked
 
 
 def write_vllm(run: Run, path: Path | str, **options: Any) -> None:
     """Writes `vllm_result` to ``path``. A place that cannot be written is an InputError."""
-    write(path, [dumps(vllm_result(run, **options)), "\n"])
+    write(path, dumps(vllm_result(run, **options)) + "\n")

@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from math import inf, isnan, nextafter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from servecast.errors import InputError
+from servecast.files import write
 from servecast.workload.prefixes import PrefixIds, engine_blocks
 from servecast.workload.traces.mooncake import PREFIX_BLOCK_SIZE, TIMED_TRACE_BLOCK_SIZE
 
@@ -37,11 +37,7 @@ def write_trace(columns: RequestColumns, path: str, form: str) -> list[str]:
     if form not in FORMS:
         raise InputError("--to", f"'{form}' is no format that is written; choose one of {', '.join(FORMS)}")
     columns, lost = _fitting(columns, form)
-    try:
-        with Path(path).open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{line}\n" for line in FORMS[form](columns))
-    except OSError as error:
-        raise InputError(path, f"cannot be written ({error.strerror or error}); choose another place") from error
+    write(path, (f"{line}\n" for line in FORMS[form](columns)))
     return lost
 
 
