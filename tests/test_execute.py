@@ -18,7 +18,7 @@ from servecast.kvcache import BlockPool
 from servecast.policies import Static
 from servecast.requests import Status
 from servecast.run import sweep
-from servecast.scenario.serving import plan, serving, step_set_aside
+from servecast.run.system import System
 from servecast.scenario.traffic import traffic
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
@@ -137,13 +137,12 @@ def test_a_real_run_crashes_in_the_batch_where_the_simulation_does(tmp_path, try
 
 def test_a_crashed_run_plays_back_bit_for_bit(tmp_path):
     loaded = scenario.load(str(written(tmp_path, **TIGHT)))
-    served, policy = serving(loaded), loaded.policies[0].build()
-    planned = plan(loaded, served, step_set_aside(policy))
-    on_device = OnDevice("cpu")(loaded, 0, served, planned)
+    system = System.of(loaded)
+    policy, on_device = system.policy, OnDevice("cpu")(system)
 
     def run(executor):
         return replay(
-            traffic(loaded.workload).client, policy, executor, BlockPool(400, 16), max_model_len=320, restart_s=1.0
+            traffic(loaded.workload, 16).client, policy, executor, BlockPool(400, 16), max_model_len=320, restart_s=1.0
         )
 
     first = run(on_device.executor)
@@ -184,7 +183,7 @@ class RunsOut:
 def test_the_engine_records_a_device_that_runs_out_and_restarts(tmp_path):
     loaded = scenario.load(str(written(tmp_path)))
     run = replay(
-        traffic(loaded.workload).client, Static(5, 0.0), RunsOut(3), BlockPool(400, 16), max_model_len=320,
+        traffic(loaded.workload, 16).client, Static(5, 0.0), RunsOut(3), BlockPool(400, 16), max_model_len=320,
         restart_s=10.0,
     )  # fmt: skip
     lost = int((run.requests["status"] == Status.OOM).sum())

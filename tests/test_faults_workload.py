@@ -44,7 +44,7 @@ def scenario(tmp_path):
 
 
 def arrivals(loaded):
-    client = traffic(loaded.workload).client
+    client = traffic(loaded.workload, 16).client
     return [client.send()[1] for _ in range(len(client))]
 
 
@@ -82,7 +82,7 @@ def test_wrk_15_swept_rates_stay_as_they_were_given(scenario):
 
 
 def test_wrk_20_a_fixed_length_is_fixed(scenario):
-    client = traffic(scenario().workload).client
+    client = traffic(scenario().workload, 16).client
     prompts = {client.send()[0].prompt_tokens for _ in range(len(client))}
     assert prompts == {100}
 

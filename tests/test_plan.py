@@ -912,7 +912,7 @@ def test_loads_of_every_kind_of_workload(made, tmp_path):
     assert (talk.unit, talk.own) == ("conversations/s", 4.0)
     assert talk.at(8.0, 0).conversations.arrivals.rate_rps == 8.0
     users = load_of(made(workload__arrivals={"kind": "closed", "users": 3, "think_s": 0.0}).workload, 16)
-    client = traffic(users.at(7, 1)).client
+    client = traffic(users.at(7, 1), 16).client
     assert isinstance(client, ClosedLoop)
     assert users.at(7, 1, times=2).requests == 600
     sent = made(workload=kinds["trace"][0])

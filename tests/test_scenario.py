@@ -601,7 +601,7 @@ def test_the_json_schema_describes_every_key():
 
 
 def sent(scenario: Scenario) -> list[tuple[float, int, int]]:
-    client = traffic(scenario.workload).client
+    client = traffic(scenario.workload, 16).client
     found = []
     while client.next_send() < math.inf:
         request, _ = client.send()
@@ -636,15 +636,15 @@ def test_lengths_of_each_kind(whole):
         text = WHOLE if key == "lengths" else SMALL
         scenario = whole(text, **{f"workload.{key}": "{kind: empirical, name: azure-chat}"})
         with pytest.raises(InputError) as caught:
-            traffic(scenario.workload)
+            traffic(scenario.workload, 16)
         assert caught.value.place == f"scenario.workload.{key}.name"
         assert "azure-conv-2023" in caught.value.problem
 
 
 def test_requested_rate_is_told_where_there_is_one(whole):
-    assert traffic(whole().workload).requested_rps == 8
-    assert traffic(whole(SMALL).workload).requested_rps is None
-    assert traffic(whole(sweep="{}", **{"workload.arrivals.rate_rps": "inf"}).workload).requested_rps is None
+    assert traffic(whole().workload, 16).requested_rps == 8
+    assert traffic(whole(SMALL).workload, 16).requested_rps is None
+    assert traffic(whole(sweep="{}", **{"workload.arrivals.rate_rps": "inf"}).workload, 16).requested_rps is None
 
 
 def test_more_requests_than_rows_is_an_error_unless_the_trace_is_repeated(whole, tmp_path):
@@ -652,8 +652,8 @@ def test_more_requests_than_rows_is_an_error_unless_the_trace_is_repeated(whole,
     (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,3,2\n1,3,2\n2,3,2\n")
     text = re.sub(r"  arrivals.*?requests: 3\n", "  trace: {path: t.csv}\n  requests: 10\n", SMALL, flags=re.DOTALL)
     with pytest.raises(InputError, match="10 requests are asked for, but there are 3 rows"):
-        traffic(whole(text).workload)
-    repeated = traffic(whole(text, **{"workload.trace.cycle": "true"}).workload)
+        traffic(whole(text).workload, 16)
+    repeated = traffic(whole(text, **{"workload.trace.cycle": "true"}).workload, 16)
     assert len(repeated.client) == 10
     assert any("cycled 4 times" in note for note in repeated.trace.notes)
 

@@ -28,7 +28,7 @@ def scenario(tmp_path, workload, **keys):
 
 
 def sent(workload, count):
-    client = traffic(workload).client
+    client = traffic(workload, 16).client
     requests = []
     while len(requests) < count and client.next_send() < float("inf"):
         request, at = client.send()
@@ -64,7 +64,7 @@ def test_the_next_turn_waits_for_the_answer_and_its_prompt_holds_what_was_said(t
         "think_s": 2.0,
     }
     workload = scenario(tmp_path, {"conversations": talk, "requests": 1}).workload
-    assert isinstance(traffic(workload).client, Sessions)
+    assert isinstance(traffic(workload, 16).client, Sessions)
     made = sent(workload, 3)
     assert [request.prompt_tokens for request, _ in made] == [10, 25, 40]
     assert [at for _, at in made] == [0.0, 2.5, 5.0]
@@ -126,7 +126,7 @@ def test_the_network_delays_what_the_server_sees(tmp_path):
 def test_workloads_that_cannot_be(tmp_path, workload, says):
     (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,10,1\n")
     with pytest.raises(InputError, match=says):
-        traffic(scenario(tmp_path, workload).workload)
+        traffic(scenario(tmp_path, workload).workload, 16)
 
 
 def test_priorities_reach_the_scheduler(tmp_path):

@@ -11,9 +11,9 @@ import yaml
 from servecast.against.device import compare
 from servecast.against.device import gates as plans
 from servecast.errors import InputError
-from servecast.executor import Affine, ModelExecutor
+from servecast.executor import Affine
 from servecast.requests import Status
-from servecast.run.sweep import modelled
+from servecast.run.system import modelled
 from servecast.scenario import check
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
@@ -204,8 +204,8 @@ def test_a_device_that_is_a_third_slower_is_told_apart_from_a_wrong_model(folder
     def timed(references, **precision):
         return {name: factor * seconds for name, seconds in calibrated.items()}
 
-    def slower(bench, scenario, at, served, planned):
-        return modelled(scenario, at, served, planned)._replace(executor=ModelExecutor(bench.cost, factor))
+    def slower(bench, system):
+        return modelled(system, step_time_scale=factor)
 
     monkeypatch.setattr(steps.References, "_timed", timed)
     monkeypatch.setattr(runs.Bench, "_machine", slower)

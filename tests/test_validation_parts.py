@@ -14,11 +14,10 @@ from servecast.against.device import compare, execute, runs, speed
 from servecast.against.device import validate as validation
 from servecast.against.device.gates import BURST
 from servecast.errors import InputError
-from servecast.executor import ModelExecutor
 from servecast.policies import Continuous, Padded, Static
 from servecast.report import validation_files as write
 from servecast.requests import Status
-from servecast.run.sweep import modelled
+from servecast.run.system import modelled
 from servecast.scenario import check
 from servecast.scenario.serving import serving
 
@@ -241,8 +240,8 @@ class OnSlowDevice(runs.Bench):
         self.model = SimpleNamespace(device=SimpleNamespace(type=kind))
         self._references = Looked()
 
-    def _machine(self, scenario, at, served, planned):
-        return modelled(scenario, at, served, planned)._replace(executor=ModelExecutor(self.cost, 200.0))
+    def _machine(self, system):
+        return modelled(system, step_time_scale=200.0)
 
 
 @pytest.mark.parametrize("at", [0, 1])

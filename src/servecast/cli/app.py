@@ -253,7 +253,7 @@ def _run_into(scenario: Scenario, how: Sitting, exports: tuple[str, ...], store:
 
     from servecast import report
     from servecast.cli import terminal
-    from servecast.run.sweep import modelled, simulate
+    from servecast.run.sweep import simulate
     from servecast.scenario import seen_from
 
     out, device = how.out, how.device
@@ -264,7 +264,7 @@ def _run_into(scenario: Scenario, how: Sitting, exports: tuple[str, ...], store:
             progress=progress,
             store=store if device is None else None,
             cluster=how.cluster,
-            machines=device or modelled,
+            machines=device,
         )
     if device is not None:
         measured = {"cost_model": "none: steps were executed", "calibrated": True, "executed_on": device.name}

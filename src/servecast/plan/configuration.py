@@ -5,27 +5,21 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servecast.errors import InputError
-from servecast.executor import ModelExecutor
-from servecast.kvcache import BlockPool
-from servecast.metrics import Hardware, Window, summarise
+from servecast.metrics import Window
 from servecast.plan.load import load_of
 from servecast.plan.sample import Sample, sample
 from servecast.plan.store import KeptLoads
-from servecast.replicas import ROUTERS, Server, replay_together
 from servecast.run.points_store import digest_of
-from servecast.run.targets import targets, tenants
+from servecast.run.system import System, modelled
 from servecast.scenario.goals import at_least
-from servecast.scenario.serving import activation_blocks, plan, require_whole_prompts_fit, serving, step_set_aside
-from servecast.scenario.traffic import traffic
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from servecast.memory import MemoryPlan
     from servecast.metrics.summary import Value
     from servecast.plan.load import Load
     from servecast.plan.uncertainty import Draw
@@ -75,19 +69,19 @@ class Configuration:
     _samples: dict[str, Sample] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
+    def system(self) -> System:
+        """What serves its loads. Raises InputError where the model does not fit."""
+        return System.of(self.scenario, self.at)
+
+    @property
     def served(self) -> Serving:
-        return serving(self.scenario)
+        """The model on its GPUs."""
+        return self.system.served
 
-    @cached_property
+    @property
     def policy(self) -> Policy:
-        return self.scenario.policies[self.at].build()
-
-    @cached_property
-    def memory(self) -> MemoryPlan:
-        """Raises InputError where the model does not fit."""
-        planned = plan(self.scenario, self.served, step_set_aside(self.policy))
-        require_whole_prompts_fit(self.policy, planned, f"scenario.policies[{self.at}]")
-        return planned
+        """The batching policy."""
+        return self.system.policy
 
     @cached_property
     def load(self) -> Load | None:
@@ -101,7 +95,7 @@ class Configuration:
         if requests == self.requests:
             return self
         # What is cached must be there before it is copied: two open files of kept loads would be one too many.
-        _ = self.served, self.policy, self.memory, self.load, self.kept
+        _ = self.system, self.load, self.kept
         other = copy.copy(self)
         object.__setattr__(other, "requests", requests)
         return other
@@ -196,49 +190,20 @@ class Configuration:
         return Window(*(None if each is None else each / faster for each in (scenario.warmup_s, scenario.cooldown_s)))
 
     def _simulated(self, load: float, seed: int, replicas: int, draw: Draw | None) -> Sample:
-        scenario, served, planned = self.scenario, self.served, self.memory
-        cost, scale = (served.cost, 1.0) if draw is None else draw
+        system = self.system if draw is None else self.system.priced(draw.cost)
+        scale = 1.0 if draw is None else draw.step_time_scale
         burst = math.isinf(load)
         workload = (
-            scenario.workload.model_copy(update={"seed": seed})
+            self.scenario.workload.model_copy(update={"seed": seed})
             if self.load is None
             else self.load.at(
                 load, seed, replicas, self._burst_requests(replicas) if burst else self._span(load, replicas)
             )
         )
-        servers = [
-            Server(
-                self.policy,
-                ModelExecutor(cost, scale),
-                BlockPool(planned.kv_blocks, planned.block_size, planned.block_bytes),
-                min(planned.max_model_len, planned.kv_tokens),
-                activation_blocks(scenario, served, planned),
-                scenario.engine.restart_s,
-            )
-            for _ in range(replicas)
-        ]
-        sent = traffic(workload, scenario.engine.block_size)
-        system = replay_together(
-            sent.client,
-            servers,
-            ROUTERS[self.router](),
-            horizon_s=math.inf if burst or scenario.horizon_s is None else scenario.horizon_s,
-        )
-        hardware = Hardware(
-            served.model, served.device.ridge(served.model.dtype), cost, served.kv_dtype, served.tensor_parallel
-        )
-        row = summarise(
-            system.run,
-            policy=self.label,
-            seed=seed,
-            slo=targets(scenario),
-            tenants=tenants(scenario, sent),
-            window=Window() if burst else self._window(load),
-            hardware=hardware,
-        )
-        busy = known(row, "busy_fraction")
-        row["busy_fraction"] = None if busy is None else busy / replicas
-        return sample(system.run, row, hardware, self.policy)
+        sent = system.traffic(workload)
+        run = system.serve(sent.client, replicas=replicas, machines=partial(modelled, step_time_scale=scale))
+        row = system.row(run, sent, seed=seed, window=Window() if burst else self._window(load), replicas=replicas)
+        return sample(run, row, system.hardware, self.policy)
 
     def test(self, goal: Goal, load: float, seed: int, replicas: int, draw: Draw | None = None) -> Test:
         """Whether the goal is met at a load."""

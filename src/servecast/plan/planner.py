@@ -318,7 +318,6 @@ def _survey(configuration: Configuration) -> Option:
     target = target_of(configuration, goal)
     try:
         served = configuration.served
-        configuration.memory  # noqa: B018 (raises where the model does not fit)
     except InputError as error:
         device = scenario.profile or scenario.device or ""
         split = scenario.engine.tensor_parallel_size or 1
@@ -420,7 +419,7 @@ def _against_api(option: Option, goal: Goal) -> BreakEven | None:
 
 def _of_the_load(scenario: Scenario) -> tuple[str, ...]:
     """What a reader should know of the requests: rows of a trace that were left out, answers that were cut."""
-    sent = traffic(scenario.workload)
+    sent = traffic(scenario.workload, scenario.engine.block_size)
     return (*sent.notes, *(() if sent.trace is None else trace_notes(sent.trace)))
 
 

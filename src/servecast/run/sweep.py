@@ -8,59 +8,34 @@ on how many runs were made at a time, where, or in how many sittings.
 from __future__ import annotations
 
 import gc
-import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from servecast.engine import replay
 from servecast.errors import InputError
-from servecast.executor import ModelExecutor
-from servecast.kvcache import BlockPool
-from servecast.metrics import Window, by_tenant, summarise
+from servecast.metrics import Window, by_tenant
 from servecast.progress import Progress
-from servecast.replicas import ROUTERS, Server, replay_together
 from servecast.requests import Status
 from servecast.run.extrapolation import farthest, sentences
 from servecast.run.gathered import Gathered
-from servecast.run.results import Failure, Outcome, Results, hardware, roof
+from servecast.run.results import Failure, Outcome, Results, roof
 from servecast.run.shown import view
-from servecast.run.targets import targets, tenants
+from servecast.run.system import System
 from servecast.scenario import check, keypath, points
 from servecast.scenario.resolved import resolved
-from servecast.scenario.serving import activation_blocks, plan, require_whole_prompts_fit, serving, step_set_aside
-from servecast.scenario.traffic import traffic
+from servecast.scenario.serving import serving
 from servecast.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from servecast.engine import Client, Run
-    from servecast.executor import Executor
-    from servecast.memory import MemoryPlan
+    from servecast.engine import Run
     from servecast.run.cluster import Cluster
     from servecast.run.points_store import PointsStore
+    from servecast.run.system import Machines
     from servecast.scenario import Point, Scenario
-    from servecast.scenario.serving import Serving
     from servecast.workload.traces.trace_file import TraceReport
-
-    #: Finds the machine of a policy, by its place in the list, with the memory planned for it.
-    Machines = Callable[[Scenario, int, Serving, MemoryPlan], "Machine"]
-
-
-class Machine(NamedTuple):
-    """What takes a run's steps, and the memory it has (see `replay`)."""
-
-    executor: Executor
-    pool: BlockPool
-    activation_blocks: Callable[[int], int]
-
-
-def modelled(scenario: Scenario, at: int, served: Serving, planned: MemoryPlan) -> Machine:
-    """The machine of a simulation: the cost model, and the planned memory."""
-    pool = BlockPool(planned.kv_blocks, planned.block_size, planned.block_bytes)
-    return Machine(ModelExecutor(served.cost), pool, activation_blocks(scenario, served, planned))
 
 
 def simulate(
@@ -69,18 +44,18 @@ def simulate(
     progress: Callable[[Progress], None] = lambda progress: None,
     store: PointsStore | None = None,
     cluster: Cluster | None = None,
-    machines: Machines = modelled,
+    machines: Machines | None = None,
 ) -> Results:
     """Run every policy, sweep point and seed, ``jobs`` at a time or on a cluster, but for those in ``store``.
 
-    ``machines`` other than modelled ones (a device) work here, one run at a time, and have no store: what was measured
-    is not what would be measured again.
+    ``machines`` (a device) take the steps here, one run at a time, and have no store: what was measured is not what
+    would be measured again.
 
     Raises InputError if not one of the runs can be made (the first one's), and KeyboardInterrupt if none was.
     """
     work = _work(scenario)
-    assert store is None or machines is modelled
-    gathered = Gathered(work, store, repeatable=machines is modelled)
+    assert store is None or machines is None
+    gathered = Gathered(work, store, repeatable=machines is None)
     progress(Progress(gathered.resumed, len(work), scenario.name, gathered.resumed))
     try:
         for place, result in _each(work, gathered, jobs, progress, cluster, machines):
@@ -202,7 +177,7 @@ def _each(
     jobs: int,
     progress: Callable[[Progress], None],
     cluster: Cluster | None,
-    machines: Machines,
+    machines: Machines | None,
 ) -> Iterator[tuple[int, Outcome | Failure]]:
     """What is missing of ``work``, with its position, each as soon as it has ended."""
     places = gathered.missing
@@ -255,7 +230,7 @@ def _keep_imports() -> None:
 
 
 def run(
-    point: Point, at: int, progress: Callable[[float], None] = lambda share: None, machines: Machines = modelled
+    point: Point, at: int, progress: Callable[[float], None] = lambda share: None, machines: Machines | None = None
 ) -> Outcome | Failure:
     """One policy (by its position in the list) at one point; ``progress`` is told the share of requests that ended."""
     label = point.scenario.labels()[at]
@@ -265,80 +240,27 @@ def run(
         return Failure(label, point.label, point.seed, error.place, error.problem)
 
 
-def _run(point: Point, at: int, label: str, progress: Callable[[float], None], machines: Machines) -> Outcome:
-    scenario = point.scenario
-    entry = scenario.policies[at]
-    policy = entry.build()
-    served = serving(scenario)
-    planned = plan(scenario, served, step_set_aside(policy))
-    require_whole_prompts_fit(policy, planned, f"scenario.policies[{at}]")
-    sent = traffic(scenario.workload, scenario.engine.block_size)
-    requests = len(sent.client)
-    replicas = scenario.replicas or 1
-    if replicas > 1 and machines is not modelled:
+def _run(point: Point, at: int, label: str, progress: Callable[[float], None], machines: Machines | None) -> Outcome:
+    system = System.of(point.scenario, at)
+    scenario, served, replicas = system.scenario, system.served, system.replicas
+    if replicas > 1 and machines is not None:
         raise InputError("scenario.replicas", f"{replicas} engines cannot be executed on one device: take it out")
-    servers = [
-        Server(
-            policy,
-            machine.executor,
-            machine.pool,
-            min(planned.max_model_len, planned.kv_tokens),
-            machine.activation_blocks,
-            scenario.engine.restart_s,
-        )
-        for machine in (machines(scenario, at, served, planned) for _ in range(replicas))
-    ]
-    made = _served(sent.client, servers, scenario, progress=lambda ended: progress(ended / requests))
-    # A device finds its own limit, and has more in its books.
-    made = replace(made, kv_blocks_total=planned.kv_blocks)
-    judged_by = hardware(served)
-    slo, whose = targets(scenario), tenants(scenario, sent)
+    sent = system.traffic()
+    requests = len(sent.client)
+    made = system.serve(sent.client, machines=machines, progress=lambda ended: progress(ended / requests))
     window = Window(scenario.warmup_s, scenario.cooldown_s)
-    row = summarise(
-        made,
-        policy=label,
-        seed=point.seed,
-        slo=slo,
-        tenants=whose,
-        window=window,
-        hardware=judged_by,
-        usd_per_hour=None
-        if scenario.cost is None
-        else scenario.cost.usd_per_gpu_hour * served.tensor_parallel * replicas,
-        requested_rps=sent.requested_rps,
-    )
-    row["calibrated"] = served.cost.calibrated or machines is not modelled  # what was executed was measured
+    row: dict[str, Any] = system.row(made, sent, seed=point.seed, window=window, usd_per_hour=system.usd_per_hour)
+    row["calibrated"] = served.cost.calibrated or machines is not None  # what was executed was measured
     row["replicas"] = replicas
     row["gpus"] = served.tensor_parallel * replicas
-    busy = row["busy_fraction"]
-    row["busy_fraction"] = busy / replicas if isinstance(busy, float) else busy  # of all engines together
     row["cancelled"] = 0 if sent.sessions is None else sent.sessions.cancelled
     notes = (*sent.notes, *(() if sent.trace is None else trace_notes(sent.trace)))
-    by_name = () if whose is None else tuple(by_tenant(made, whose, slo=slo, window=window))
+    whose = system.tenants(sent)
+    by_name = () if whose is None else tuple(by_tenant(made, whose, slo=system.slo, window=window))
     return Outcome(
-        label, entry.kind, point.label, point.swept, point.seed, made, row, planned, judged_by,
-        farthest(made, served.cost), notes, _prompts_failed(made), by_name,
+        label, scenario.policies[at].kind, point.label, point.swept, point.seed, made, row, system.memory,
+        system.hardware, farthest(made, served.cost), notes, _prompts_failed(made), by_name,
     )  # fmt: skip
-
-
-def _served(client: Client, servers: list[Server], scenario: Scenario, progress: Callable[[int], None]) -> Run:
-    """The run of one engine, or of several behind their router as one system."""
-    horizon_s = math.inf if scenario.horizon_s is None else scenario.horizon_s
-    if len(servers) > 1:
-        router = ROUTERS[scenario.router or "least_outstanding"]()
-        return replay_together(client, servers, router, horizon_s=horizon_s, progress=progress).run
-    [server] = servers
-    return replay(
-        client,
-        server.policy,
-        server.executor,
-        server.pool,
-        max_model_len=server.max_model_len,
-        activation_blocks=server.activation_blocks,
-        restart_s=server.restart_s,
-        horizon_s=horizon_s,
-        progress=progress,
-    )
 
 
 def _prompts_failed(made: Run) -> bool:

@@ -45,19 +45,19 @@ class Traffic(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def traffic(workload: Workload, block_size: int = 16) -> Traffic:
+def traffic(workload: Workload, block_size: int) -> Traffic:
     """The client of a workload, prefixes in blocks of ``block_size`` tokens. The same seed sends the same requests.
 
     Raises InputError for lengths of an unknown name, and for a trace that cannot be read or has too few rows.
     """
     if workload.trace is not None:
         trace = cast("TraceFile", workload.trace.build()).read(workload.requests, workload.seed)
-        return _sent(trace.columns, workload, block_size, trace.report)
+        return sending(trace.columns, workload, block_size)._replace(trace=trace.report)
     if workload.tenants is not None:
         columns, notes = _mixed(workload, workload.tenants)
-        return _sent(columns, workload, block_size)._replace(notes=notes)
+        return sending(columns, workload, block_size)._replace(notes=notes)
     if workload.conversations is not None or workload.servegen is not None:
-        return _sent(_generated(workload), workload, block_size)
+        return sending(_generated(workload), workload, block_size)
     assert workload.arrivals is not None and workload.requests is not None, "the schema wants both without a trace"
     arrivals = workload.arrivals.build()
     lengths, notes = _lengths(workload)
@@ -68,13 +68,14 @@ def traffic(workload: Workload, block_size: int = 16) -> Traffic:
     columns = generate(cast("Arrivals", arrivals), lengths, workload.requests, workload.seed)
     rate = getattr(arrivals, "rate_rps", math.inf)
     requested_rps = rate if math.isfinite(rate) else None
-    return _sent(columns, workload, block_size)._replace(requested_rps=requested_rps, notes=notes)
+    return sending(columns, workload, block_size)._replace(requested_rps=requested_rps, notes=notes)
 
 
-def _sent(columns: RequestColumns, workload: Workload, block_size: int, report: TraceReport | None = None) -> Traffic:
+def sending(columns: RequestColumns, workload: Workload, block_size: int) -> Traffic:
+    """The client that sends these requests as far away as the workload says, and behind its cap."""
     client = client_of(columns.in_blocks(block_size))
     sessions = client if isinstance(client, Sessions) else None
-    return Traffic(_behind(client, workload), None, report, sessions, columns.tenant)
+    return Traffic(_behind(client, workload), None, None, sessions, columns.tenant)
 
 
 def _behind(client: Client, workload: Workload) -> Client:

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING
 from servecast.errors import InputError
 from servecast.kvcache import BlockPool
 from servecast.policies.closed import ClosedBatch
-from servecast.run.sweep import Machine
-from servecast.scenario.serving import activation_blocks, step_set_aside
+from servecast.run.system import Machine
+from servecast.scenario.serving import step_set_aside
 
 if TYPE_CHECKING:
     from servecast.device.limit import Limit
     from servecast.device.model import Transformer
     from servecast.memory import MemoryPlan
     from servecast.policies import Policy
-    from servecast.scenario import Scenario
-    from servecast.scenario.serving import Serving
+    from servecast.run.system import System
     from servecast.specs.model import ModelSpec
 
 
@@ -38,15 +37,14 @@ class OnDevice:
         self.device = open_device(device)
         self._built: tuple[ModelSpec, int, Transformer] | None = None
 
-    def __call__(self, scenario: Scenario, at: int, served: Serving, planned: MemoryPlan) -> Machine:
-        place = f"scenario.policies[{at}]"
-        policy = scenario.policies[at].build()
-        refuse_unexecutable(policy, place)
+    def __call__(self, system: System) -> Machine:
+        served = system.served
+        refuse_unexecutable(system.policy, f"scenario.policies[{system.at}]")
         if served.tensor_parallel != 1:
             raise InputError("--execute", f"{self.name!r} is one device, tensor_parallel_size is not 1: simulate that")
         if served.kv_dtype not in (None, served.model.dtype):
             raise InputError("--execute", f"a KV cache in {served.kv_dtype} is not computed: set kv_cache_dtype: auto")
-        return machine(self._model(served.model, 2 * longest(planned)), scenario, at, served, planned)
+        return machine(self._model(served.model, 2 * system.longest), system)
 
     def described(self) -> str:
         """A sentence on what the runs were made on."""
@@ -71,22 +69,17 @@ class OnDevice:
         return self._built[2]
 
 
-def longest(planned: MemoryPlan) -> int:
-    """Tokens that a sequence may have."""
-    return min(planned.max_model_len, planned.kv_tokens)
-
-
-def machine(model: Transformer, scenario: Scenario, at: int, served: Serving, planned: MemoryPlan) -> Machine:
-    """Policy ``at`` of a scenario on a model that has been built: executor, warm, and memory."""
+def machine(model: Transformer, system: System) -> Machine:
+    """A system on a model that has been built: executor, warm, and memory."""
     from servecast.device.executor import DeviceExecutor
 
-    policy, padded = scenario.policies[at].build(), scenario.policies[at].kind == "padded"
+    policy, planned, padded = system.policy, system.memory, system.scenario.policies[system.at].kind == "padded"
     _, rows = step_set_aside(policy)
     # A rectangle grows by the longest answer past the longest prompt, each of them shorter than a sequence may be.
-    length = longest(planned) * (2 if padded else 1)
-    beyond = activation_blocks(scenario, served, planned)
+    length = system.longest * (2 if padded else 1)
+    beyond = system.activation_blocks()
     pool = BlockPool(planned.kv_blocks, planned.block_size, planned.block_bytes)
-    limit = _limit(model, policy, padded, rows * pool.blocks(length) + beyond(rows * longest(planned)), planned)
+    limit = _limit(model, policy, padded, rows * pool.blocks(length) + beyond(rows * system.longest), planned)
     if limit is not None:
         pool = BlockPool(rows * pool.blocks(length), planned.block_size, planned.block_bytes)
     executor = DeviceExecutor(model, slots=rows, max_length=length, padded=padded, limit=limit)

@@ -6,28 +6,25 @@ the device may have become slower since it was calibrated, and no model of steps
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servecast.against.device import speed
-from servecast.against.device.execute import longest, machine, refuse_unexecutable
+from servecast.against.device.execute import machine, refuse_unexecutable
 from servecast.cost import profile as profiles
-from servecast.engine import replay
 from servecast.errors import InputError
-from servecast.executor import ModelExecutor
 from servecast.metrics import Hardware, summarise
-from servecast.run.sweep import modelled
-from servecast.scenario.serving import plan, serving, step_set_aside
-from servecast.scenario.traffic import traffic
+from servecast.run.system import System, modelled
+from servecast.scenario.serving import serving
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from servecast.cost.model import CostModel
     from servecast.engine import Run
-    from servecast.memory import MemoryPlan
-    from servecast.run.sweep import Machine, Machines
+    from servecast.run.system import Machine, Machines
     from servecast.scenario import Scenario
     from servecast.scenario.serving import Serving
 
@@ -69,16 +66,11 @@ class Bench:
         self._references = References(self.model, identity)
 
     def _most(self, scenario: Scenario) -> int:
-        policy = scenario.policies[0].build()
-        return plan(scenario, self.served, step_set_aside(policy)).max_model_len
+        return System.of(scenario, 0, self.served).memory.max_model_len
 
     def simulate(self, scenario: Scenario, at: int, step_time_scale: float = 1.0) -> Run:
         """Policy ``at`` of the scenario with the cost model, its step times scaled."""
-
-        def scaled(scenario: Scenario, at: int, served: Serving, planned: MemoryPlan) -> Machine:
-            return modelled(scenario, at, served, planned)._replace(executor=ModelExecutor(self.cost, step_time_scale))
-
-        return self._replay(scenario, at, scaled)
+        return self._serve(scenario, at, partial(modelled, step_time_scale=step_time_scale))
 
     def execute(self, scenario: Scenario, at: int) -> Executed:
         """Policy ``at`` of the scenario on the device."""
@@ -86,21 +78,21 @@ class Bench:
         before = references.seconds()
         watched: list[speed.Watched] = []
 
-        def machines(scenario: Scenario, at: int, served: Serving, planned: MemoryPlan) -> Machine:
-            made = self._machine(scenario, at, served, planned)
+        def machines(system: System) -> Machine:
+            made = self._machine(system)
             # On CUDA the cache leaves no memory for another; what moves a GPU's speed, its clock, moves slowly.
             if self.model.device.type != "cpu":
                 return made
             watched.append(speed.Watched(made.executor, references.glance))
             return made._replace(executor=watched[0])
 
-        run = self._replay(scenario, at, machines)
+        run = self._serve(scenario, at, machines)
         seen = [before, *(each for executor in watched for each in executor.seen), references.seconds()]
         return Executed(run, speed.drifts(seen, self.facts["references_s"]))
 
-    def _machine(self, scenario: Scenario, at: int, served: Serving, planned: MemoryPlan) -> Machine:
-        refuse_unexecutable(scenario.policies[at].build(), f"scenario.policies[{at}]")
-        return machine(self.model, scenario, at, served, planned)
+    def _machine(self, system: System) -> Machine:
+        refuse_unexecutable(system.policy, f"scenario.policies[{system.at}]")
+        return machine(self.model, system)
 
     def held_out(self) -> list[dict[str, Any]]:
         """Errors of the cost model on the held-out steps, timed anew: [{regime, count, median, p95, signed_mean}]."""
@@ -117,20 +109,9 @@ class Bench:
         hardware = Hardware(served.model, served.device.ridge(served.model.dtype), self.cost)
         return summarise(run, policy=policy, seed=seed, hardware=hardware)
 
-    def _replay(self, scenario: Scenario, at: int, machines: Machines) -> Run:
-        policy = scenario.policies[at].build()
-        planned = plan(scenario, self.served, step_set_aside(policy))
-        made = machines(scenario, at, self.served, planned)
-        run = replay(
-            traffic(scenario.workload).client,
-            policy,
-            made.executor,
-            made.pool,
-            max_model_len=longest(planned),
-            activation_blocks=made.activation_blocks,
-            restart_s=scenario.engine.restart_s,
-        )
-        return replace(run, kv_blocks_total=planned.kv_blocks)
+    def _serve(self, scenario: Scenario, at: int, machines: Machines) -> Run:
+        system = System.of(scenario, at, self.served)
+        return system.serve(system.traffic().client, machines=machines)
 
 
 def require_same(identity: Mapping[str, Any], served: Serving, device: str) -> None:

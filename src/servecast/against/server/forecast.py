@@ -7,6 +7,7 @@ back is the client's doing, and is simulated too. The client is as far away as `
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -14,16 +15,12 @@ import numpy as np
 
 from servecast import resources
 from servecast.against.server.observed import Observed
-from servecast.engine import Run, replay
 from servecast.errors import InputError
-from servecast.executor import ModelExecutor
-from servecast.kvcache import BlockPool
 from servecast.requests import Status
+from servecast.run.system import System, modelled
 from servecast.scenario import Scenario, changed, check, find, keypath, points
 from servecast.scenario import document as documents
-from servecast.scenario.serving import activation_blocks, plan, serving, step_set_aside
-from servecast.workload.clients import Client, HeldBack, OpenLoop, RequestColumns
-from servecast.workload.network import Remote
+from servecast.scenario.traffic import sending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from servecast.batch import StepShape
+    from servecast.engine import Run
     from servecast.executor import PricedSteps
     from servecast.workload.traces.trace_file import TraceFile
 
@@ -162,27 +160,16 @@ def forecast(
     Raises InputError where the simulated server does not answer all of them in full, as the recorded one did.
     """
     scenario, network = setting.scenario, setting.network
-    policy = scenario.policies[0].build()
-    served = serving(scenario)
-    planned = plan(scenario, served, step_set_aside(policy))
-    capped = scenario.workload.max_in_flight
-    due = requests.sent_s if capped is None else requests.arrival_s
+    system = System.of(scenario)
+    workload = scenario.workload.model_copy(update={"network": network})
+    due = requests.sent_s if workload.max_in_flight is None else requests.arrival_s
     order = np.argsort(due, kind="stable")
     origin = float(due[order[0]])
-    client: Client = OpenLoop(
-        RequestColumns(due[order] - origin, requests.prompt_tokens[order], requests.output_tokens[order])
-    )
-    if capped is not None:
-        client = HeldBack(client, capped)
-    cost: PricedSteps = WithHost(served.cost, host_step_s) if host_step_s else served.cost
-    run = replay(
-        Remote(client, network.uplink_s, network.downlink_s),
-        policy,
-        ModelExecutor(cost, step_time_scale),
-        BlockPool(planned.kv_blocks, planned.block_size, planned.block_bytes),
-        max_model_len=min(planned.max_model_len, planned.kv_tokens),
-        activation_blocks=activation_blocks(scenario, served, planned),
-        restart_s=scenario.engine.restart_s,
+    columns = requests.asked.take(order, due[order] - origin)
+    cost = WithHost(system.served.cost, host_step_s) if host_step_s else None
+    run = system.serve(
+        sending(columns, workload, scenario.engine.block_size).client,
+        machines=partial(modelled, cost=cost, step_time_scale=step_time_scale),
     )
     _answered_in_full(run)
     place = np.empty_like(order)

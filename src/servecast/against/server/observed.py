@@ -6,12 +6,13 @@ time for which the client held the request back is in them too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from servecast.errors import InputError
+from servecast.workload.clients import RequestColumns
 from servecast.workload.recorded import ClientTimes
 from servecast.workload.traces.trace_file import FAILED, TraceFile
 
@@ -28,7 +29,19 @@ LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observed(ClientTimes):
-    """Requests of a recording or of a forecast, all of them answered and all their times known."""
+    """Requests of a recording or of a forecast, all of them answered and all their times known.
+
+    trace : of a recording, what its rows say of the requests beside their times: prefixes, priorities, sessions
+    """
+
+    trace: RequestColumns | None = None
+
+    @property
+    def asked(self) -> RequestColumns:
+        """The requests as a workload has them, arriving as they did; no turn waits for the one before it."""
+        if self.trace is None:
+            return RequestColumns(self.arrival_s, self.prompt_tokens, self.output_tokens)
+        return replace(self.trace, delay_s=None)
 
     @property
     def finished_s(self) -> NDArray[np.float64]:
@@ -105,7 +118,7 @@ def recorded(path: Path | str | TraceFile, place: str = "") -> tuple[Observed, t
     notes += trace.report.notes
     if found.failed:
         notes.append(f"{found.failed} failed requests of the recording are neither replayed nor compared")
-    return Observed(**columns), tuple(notes)
+    return Observed(**columns, trace=trace.columns), tuple(notes)
 
 
 def same_requests(one: Observed, other: Observed) -> str | None:
