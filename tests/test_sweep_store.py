@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from servecast.cli import terminal
 from servecast.errors import InputError
 from servecast.files import write_tables
 from servecast.progress import Progress
-from servecast.run import gathered, kept, points_store, sweep
+from servecast.run import gathered, points_store, sweep
 from servecast.run.points_store import fingerprint, key_of, opened
 from servecast.run.results import Failure, Outcome
 from servecast.run.sweep import simulate
@@ -251,7 +252,7 @@ def test_two_sweeps_into_one_folder_are_refused(tmp_path):
 
 def test_a_lock_whose_file_went_away_locks_out_nobody(tmp_path, monkeypatch):
     """The holder removed the empty store between this one's open and its lock."""
-    flock, first = kept.fcntl.flock, []
+    flock, first = fcntl.flock, []
 
     def race(file, how):
         flock(file, how)
@@ -259,7 +260,7 @@ def test_a_lock_whose_file_went_away_locks_out_nobody(tmp_path, monkeypatch):
             first.append(file)
             (tmp_path / ".tiny.points/lock").unlink()
 
-    monkeypatch.setattr(kept.fcntl, "flock", race)
+    monkeypatch.setattr(fcntl, "flock", race)
     with opened(tmp_path / "tiny"):
         assert (tmp_path / ".tiny.points/lock").read_text() == f"{os.getpid()}\n"
         monkeypatch.undo()

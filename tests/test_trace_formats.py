@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from servecast.errors import InputError
-from servecast.workload.traces.readers import READERS
+from servecast.workload.traces.delimited import Delimited, fixed
+from servecast.workload.traces.readers import PLAIN_READERS, READERS
 from servecast.workload.traces.summaries import SUMMARIES, summary
 from servecast.workload.traces.trace_file import TraceFile, recorded_requests
 
@@ -304,10 +305,29 @@ def rejected(result):
 
 
 def test_every_reader_has_a_file_here():
-    assert {reader for reader, _, _ in FILES.values()} == {reader.name for reader in READERS}
-    names = [reader.name for reader in READERS]
+    every = (*READERS, *PLAIN_READERS)
+    assert {reader for reader, _, _ in FILES.values()} == {reader.name for reader in every}
+    names = [reader.name for reader in every]
     assert len(set(names)) == len(names)
-    assert all(reader.signature for reader in READERS)
+    assert all(reader.signature for reader in every)
+
+
+@pytest.mark.parametrize("more", ["", "input_tokens,"])
+def test_a_new_format_of_obvious_names_wins_over_the_plain_one(trace, monkeypatch, more):
+    """A new format is a reader and a place in the registry, also where its columns read like plain ones."""
+    columns = f"arrival_s,{more}prompt_tokens,output_tokens,seat"
+    text = columns + "\n" + ",".join(["7", *"1" * more.count(","), "11", "3", "a"]) + "\n"
+    mine = Delimited("mine", "CSV with a seat", fixed("arrival_s,prompt_tokens,output_tokens,seat", unit="ms"))
+    if more:
+        with pytest.raises(InputError, match="could both be the prompt"):
+            trace(text).read()
+    else:
+        assert trace(text).read().report.format == "plain"
+    monkeypatch.setattr("servecast.workload.traces.trace_file.READERS", (*READERS, mine))
+    found = trace(text, keep_offset=True).read()
+    assert (found.report.format, found.columns.arrival_s.tolist()) == ("mine", [0.007])
+    if not more:
+        assert trace(text, format="plain", keep_offset=True).read().columns.arrival_s.tolist() == [7.0]
 
 
 @pytest.mark.parametrize("name", FILES)

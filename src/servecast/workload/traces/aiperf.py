@@ -11,7 +11,7 @@ from math import nan
 from typing import Any
 
 from servecast.workload.traces.json_lines import JsonLines
-from servecast.workload.traces.rows import LeftOut, Malformed, Row, count, field_of, moment_in, numeric, span
+from servecast.workload.traces.rows import Found, LeftOut, Malformed, Row, count, field_of, moment_in, numeric, span
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
 
@@ -70,4 +70,6 @@ def _fits(row: dict[str, Any]) -> bool:
     return isinstance(metadata, dict) and isinstance(row.get("metrics"), dict) and "request_start_ns" in metadata
 
 
-AIPERF = JsonLines("aiperf", "JSON lines with metadata and metrics (profile_export.jsonl)", _fits, _row, "ns", True)
+AIPERF = JsonLines(
+    "aiperf", "JSON lines with metadata and metrics (profile_export.jsonl)", _fits, _row, Found("ns", True)
+)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from servecast.workload.traces.json_lines import JsonLines
 from servecast.workload.traces.mooncake import hashes
-from servecast.workload.traces.rows import Malformed, Row, field_of, moment_in, tokens_in
+from servecast.workload.traces.rows import Found, Malformed, Row, field_of, moment_in, tokens_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ class Bailian(JsonLines):
 
     def blocks(self, content: Content, rejections: Rejections) -> Iterator[Block]:
         """The rows of the file."""
-        return JsonLines(self.name, self.signature, self.fitting, _rows(), self.time_unit).blocks(content, rejections)
+        return JsonLines(self.name, self.signature, self.fitting, _rows(), self.found).blocks(content, rejections)
 
 
 BAILIAN = Bailian(
@@ -50,6 +50,5 @@ BAILIAN = Bailian(
     "JSON lines with chat_id, parent_chat_id, timestamp, input_length, output_length",
     lambda row: row.keys() >= {"chat_id", "parent_chat_id", "timestamp", "input_length", "output_length"},
     _rows(),
-    "s",
-    block_size=PREFIX_BLOCK_SIZE,
+    Found(prefix_block_size=PREFIX_BLOCK_SIZE),
 )

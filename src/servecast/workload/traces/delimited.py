@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from servecast.workload.lengths import LONGEST_TOKENS
-from servecast.workload.traces.rows import LATEST, Block, Malformed, Row, block_of, moment, number, whole
+from servecast.workload.traces.rows import LATEST, Block, Found, Malformed, Row, moment, number, parsed, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -45,7 +45,6 @@ class Layout:
     names : columns that may have empty cells: session, tenant
     numbers : ttft_s, e2e_s, sent, delay: may be empty too
     zero_failed : no output tokens means that the request failed
-    dates : times are dates
     """
 
     time: str | None
@@ -60,6 +59,11 @@ class Layout:
     prefix_block_size: int | None = None
     zero_failed: bool = False
     dates: bool = False
+
+    @property
+    def found(self) -> Found:
+        """What the columns say of the file."""
+        return Found(self.unit, self.dates, self.prefix_block_size)
 
 
 @dataclass(frozen=True)
@@ -78,24 +82,10 @@ class Delimited:
             return None
         return self.layout(_fields(content.head[0]), _fields(content.head[1]) if len(content.head) > 1 else [])
 
-    def fits(self, content: Content) -> bool:
-        """Whether the first line is a header with these columns."""
-        return self._layout(content) is not None
-
-    def unit(self, content: Content) -> str | None:
-        """The unit in the header, or that of the format."""
+    def find(self, content: Content, asked: bool = False) -> Found | None:
+        """What the header says, where it has these columns."""
         layout = self._layout(content)
-        return layout.unit if layout else None
-
-    def absolute(self, content: Content) -> bool:
-        """Whether times are written as dates."""
-        layout = self._layout(content)
-        return layout is not None and layout.dates
-
-    def prefix_block_size(self, content: Content) -> int | None:
-        """The one in the header."""
-        layout = self._layout(content)
-        return layout.prefix_block_size if layout else None
+        return None if layout is None else layout.found
 
     def blocks(self, content: Content, rejections: Rejections) -> Iterator[Block]:
         """The rows below the header."""
@@ -149,21 +139,11 @@ class _Table:
             columns[role] = [text.strip() or None for text in texts[at[name]]]
         if layout.zero_failed:
             columns["failed"] = output == 0
-        renamed = {_PLURAL.get(role, role): column for role, column in columns.items()}
-        return Block(np.arange(before + 1, before + 1 + len(block)), times, prompt, output, **renamed)
+        return Block(np.arange(before + 1, before + 1 + len(block)), times, prompt, output, **columns)
 
     def careful(self, block: list[str], before: int, rejections: Rejections) -> Block:
         """The block row by row; rows that cannot be understood go to ``rejections``."""
-        rows: list[Row] = []
-        for line, text in enumerate(block, before + 1):
-            if not text.strip():
-                rejections.blank_lines += 1
-                continue
-            try:
-                rows.append(self._row(line, text))
-            except Malformed as fault:
-                rejections.malformed(line, fault)
-        return block_of(rows)
+        return parsed(rejections.filled(enumerate(block, before + 1)), self._row, rejections)
 
     def _row(self, line: int, text: str) -> Row:
         fields = _fields(text)
@@ -180,9 +160,6 @@ class _Table:
         if layout.prefix_ids is not None:
             more["prefix_ids"] = _ids(layout, fields[at[layout.prefix_ids]], prompt)
         return Row(line, time, prompt, output, failed=layout.zero_failed and not output, **more)
-
-
-_PLURAL = {"session": "sessions", "tenant": "tenants", "delay": "delays"}
 
 
 def seconds(name: str) -> Clock:
@@ -210,14 +187,16 @@ def seconds(name: str) -> Clock:
 def fixed(needed: str, only: bool = False, without: str = "", **layout: Any) -> Callable[..., Layout | None]:
     """The layout of a format that always has the same columns: time, prompt and output of ``needed`` (comma-separated).
 
-    A header with other columns fits too, unless ``only``; one with a column of ``without`` does not.
+    A first name left blank: no times. A header with other columns fits too, unless ``only``; one with a column of
+    ``without`` does not.
     """
     columns = needed.split(",")
     time, prompt, output = columns[:3]
+    wanted = set(filter(None, columns))
     refused = set(filter(None, without.split(",")))
 
     def of(header: list[str], _: list[str]) -> Layout | None:
-        if not set(columns) <= set(header) or refused & set(header) or (only and sorted(columns) != sorted(header)):
+        if not wanted <= set(header) or refused & set(header) or (only and sorted(columns) != sorted(header)):
             return None
         return Layout(time or None, prompt, output, **layout)
 

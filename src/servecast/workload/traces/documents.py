@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servecast.errors import InputError
-from servecast.workload.traces.rows import Block, LeftOut, Malformed, Row, block_of
+from servecast.workload.traces.rows import SECONDS, Block, Found, Malformed, parsed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from servecast.workload.traces.rows import Rejections
+    from servecast.workload.traces.rows import Rejections, Row
     from servecast.workload.traces.source import Content
 
 
 class RecordedRun(NamedTuple):
-    """One run in a document: its name, how many requests it has, and request i (from 0) as ``row(i, number)``."""
+    """One run in a document: its name, its requests as they stand there, and ``row(number, request)`` for each."""
 
     label: str
-    requests: int
-    row: Callable[[int, int], Row]
+    requests: Sequence[Any]
+    row: Callable[[int, Any], Row]
 
 
 @dataclass(frozen=True)
@@ -40,42 +40,20 @@ class Documents:
     signature: str
     fitting: Callable[[Any], bool]
     runs: Callable[[Any], list[RecordedRun]]
-    time_unit: str = "s"
-    dated: bool = False
+    found: Found = SECONDS
     remark: str | None = None
     merged: bool = False
 
     counted = "request"
 
-    def fits(self, content: Content) -> bool:
-        """Whether the first document is of this format."""
-        return content.first is not None and self.fitting(content.first)
-
-    def unit(self, content: Content) -> str | None:
-        """That of the format."""
-        return self.time_unit
-
-    def absolute(self, content: Content) -> bool:
-        """That of the format."""
-        return self.dated
-
-    def prefix_block_size(self, content: Content) -> int | None:
-        """None of these have prefix ids."""
-        return None
+    def find(self, content: Content, asked: bool = False) -> Found | None:
+        """What the format has, where the first document is of it."""
+        return self.found if content.first is not None and self.fitting(content.first) else None
 
     def blocks(self, content: Content, rejections: Rejections) -> Iterator[Block]:
         """The requests of the run that was asked for."""
-        number, rows = 0, []
-        for run in self._chosen(content, rejections):
-            for at in range(run.requests):
-                number += 1
-                try:
-                    rows.append(run.row(at, number))
-                except Malformed as fault:
-                    rejections.malformed(number, fault)
-                except LeftOut as left:
-                    rejections.left_out(number, left.reason)
-        yield block_of(rows)
+        requests = [(run.row, request) for run in self._chosen(content, rejections) for request in run.requests]
+        yield parsed(enumerate(requests, 1), lambda number, one: one[0](number, one[1]), rejections)
 
     def _chosen(self, content: Content, rejections: Rejections) -> list[RecordedRun]:
         runs: list[RecordedRun] = []
@@ -97,7 +75,7 @@ class Documents:
         part = content.part
         if part is None and len(runs) == 1:
             return runs
-        listed = "; ".join(f"{at}: {run.label}, {run.requests:,} requests" for at, run in enumerate(runs, 1))
+        listed = "; ".join(f"{at}: {run.label}, {len(run.requests):,} requests" for at, run in enumerate(runs, 1))
         if part is None:
             raise InputError(content.path, f"holds {len(runs)} runs; choose one with part ({listed})")
         if not part <= len(runs):
@@ -113,3 +91,10 @@ def listed(document: dict[str, Any], name: str, n: int | None = None) -> list[An
     if n is not None and len(values) != n:
         raise Malformed(f"{name} has {len(values)} values, and there are {n} requests", "")
     return values
+
+
+def json_object(request: Any) -> dict[str, Any]:
+    """A request that is a JSON object; anything else is Malformed."""
+    if not isinstance(request, dict):
+        raise Malformed("request is not a JSON object", str(request))
+    return request

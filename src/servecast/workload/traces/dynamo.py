@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from servecast.workload.traces.json_lines import JsonLines
-from servecast.workload.traces.rows import LeftOut, Row, moment_in, tokens_in
+from servecast.workload.traces.rows import Found, LeftOut, Row, moment_in, tokens_in
 
 _SCHEMA = "dynamo.request.trace.v1"
 
@@ -29,4 +29,4 @@ def _row(line: int, row: dict[str, Any]) -> Row:
     return Row(line, time, tokens_in(event, "request.replay.input_length"), tokens_in(event, "request.output_tokens"))
 
 
-DYNAMO = JsonLines("dynamo", f"JSON lines with event.schema {_SCHEMA}", _is_dynamo, _row, "ms", dated=True)
+DYNAMO = JsonLines("dynamo", f"JSON lines with event.schema {_SCHEMA}", _is_dynamo, _row, Found("ms", dates=True))

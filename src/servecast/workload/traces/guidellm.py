@@ -9,40 +9,38 @@ from __future__ import annotations
 
 from typing import Any
 
-from servecast.workload.traces.documents import Documents, RecordedRun, listed
-from servecast.workload.traces.rows import Malformed, Row, moment_in, tokens_in
+from servecast.workload.traces.documents import Documents, RecordedRun, json_object, listed
+from servecast.workload.traces.rows import Found, Malformed, Row, moment_in, tokens_in
 
 _TIMES = "info.timings"
+
+
+def _row(number: int, ended: tuple[Any, bool]) -> Row:
+    request, well = json_object(ended[0]), ended[1]
+    if not well:
+        return Row(number, moment_in(request, f"{_TIMES}.request_start"), 0, 0, failed=True)
+    start, first, end = (
+        moment_in(request, f"{_TIMES}.{name}") for name in ("request_start", "first_token_iteration", "request_end")
+    )
+    if not start <= first <= end:
+        raise Malformed("request_start, first_token_iteration and request_end decrease", f"{start}, {first}, {end}")
+    prompt = tokens_in(request, "input_metrics.total_tokens")
+    output = tokens_in(request, "output_metrics.total_tokens")
+    return Row(number, start, prompt, output, ttft_s=first - start, e2e_s=end - start)
 
 
 def _run(benchmark: Any, at: int) -> RecordedRun:
     requests = benchmark.get("requests") if isinstance(benchmark, dict) else None
     if not isinstance(requests, dict):
         raise Malformed(f"benchmarks[{at}].requests is missing: the report was written without its requests", "")
-    good = listed(requests, "successful")
-    failed = [request for kind in ("errored", "incomplete") if requests.get(kind) for request in listed(requests, kind)]
-
-    def row(at: int, number: int) -> Row:
-        request = good[at] if at < len(good) else failed[at - len(good)]
-        if not isinstance(request, dict):
-            raise Malformed("request is not a JSON object", str(request))
-        if at >= len(good):
-            return Row(number, moment_in(request, f"{_TIMES}.request_start"), 0, 0, failed=True)
-        start, first, end = (
-            moment_in(request, f"{_TIMES}.{name}") for name in ("request_start", "first_token_iteration", "request_end")
-        )
-        if not start <= first <= end:
-            raise Malformed("request_start, first_token_iteration and request_end decrease", f"{start}, {first}, {end}")
-        prompt = tokens_in(request, "input_metrics.total_tokens")
-        output = tokens_in(request, "output_metrics.total_tokens")
-        return Row(number, start, prompt, output, ttft_s=first - start, e2e_s=end - start)
-
+    failed = [one for kind in ("errored", "incomplete") if requests.get(kind) for one in listed(requests, kind)]
+    ended = [*((one, True) for one in listed(requests, "successful")), *((one, False) for one in failed)]
     config = benchmark.get("config")
     strategy = config.get("strategy") if isinstance(config, dict) else None
     label = (
         " ".join(str(strategy.get(key, "")) for key in ("type_", "kind", "rate")) if isinstance(strategy, dict) else ""
     )
-    return RecordedRun(" ".join(label.split()) or "benchmark", len(good) + len(failed), row)
+    return RecordedRun(" ".join(label.split()) or "benchmark", ended, _row)
 
 
 def _fits(document: Any) -> bool:
@@ -62,5 +60,5 @@ GUIDELLM = Documents(
     "JSON with benchmarks[].requests (GuideLLM)",
     _fits,
     lambda document: [_run(benchmark, at) for at, benchmark in enumerate(document["benchmarks"])],
-    dated=True,
+    Found(dates=True),
 )

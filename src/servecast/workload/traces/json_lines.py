@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from servecast.workload.traces.rows import Block, LeftOut, Malformed, Row, block_of
+from servecast.workload.traces.rows import Block, Found, Malformed, parsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from servecast.workload.traces.rows import Rejections
+    from servecast.workload.traces.rows import Rejections, Row
     from servecast.workload.traces.source import Content
 
 LINES = 16_384  # lines of a block
@@ -31,62 +31,39 @@ class JsonLines:
     signature: str
     fitting: Callable[[dict[str, Any]], bool]
     row: Callable[[int, dict[str, Any]], Row]
-    time_unit: str
-    dated: bool = False
-    block_size: int | None = None
+    found: Found
     remark: str | None = None
     among: Callable[[list[dict[str, Any]]], bool] = lambda rows: True
 
     counted = "line"
 
-    def fits(self, content: Content) -> bool:
-        """Whether the first object has the keys, and the first lines are of this format."""
+    def find(self, content: Content, asked: bool = False) -> Found | None:
+        """What the format has, where the first object has its keys and the first lines are of it."""
         first = content.first
-        return isinstance(first, dict) and self.fitting(first) and self.among(head_rows(content))
-
-    def unit(self, content: Content) -> str | None:
-        """That of the format."""
-        return self.time_unit
-
-    def absolute(self, content: Content) -> bool:
-        """That of the format."""
-        return self.dated
-
-    def prefix_block_size(self, content: Content) -> int | None:
-        """That of the format."""
-        return self.block_size
+        fits = isinstance(first, dict) and self.fitting(first) and (asked or self.among(_head_rows(content)))
+        return self.found if fits else None
 
     def blocks(self, content: Content, rejections: Rejections) -> Iterator[Block]:
         """The rows of the file."""
         lines, before = content.lines(), 0
         while block := list(islice(lines, LINES)):
-            rows: list[Row] = []
-            for number, line in enumerate(block, before + 1):
-                if not line.strip():
-                    rejections.blank_lines += 1
-                    continue
-                try:
-                    rows.append(self.row(number, object_in(line)))
-                except Malformed as fault:
-                    rejections.malformed(number, fault)
-                except LeftOut as left:
-                    rejections.left_out(number, left.reason)
+            numbered = rejections.filled(enumerate(block, before + 1))
+            yield parsed(numbered, lambda line, text: self.row(line, _object_in(text)), rejections)
             before += len(block)
-            yield block_of(rows)
 
 
-def head_rows(content: Content) -> list[dict[str, Any]]:
+def _head_rows(content: Content) -> list[dict[str, Any]]:
     """The objects among the first lines."""
     rows = []
     for line in content.head:
         try:
-            rows.append(object_in(line))
+            rows.append(_object_in(line))
         except Malformed:
             continue
     return rows
 
 
-def object_in(line: str) -> dict[str, Any]:
+def _object_in(line: str) -> dict[str, Any]:
     """The JSON object that is the line; anything else is Malformed."""
     try:
         row = json.loads(line)

@@ -11,7 +11,7 @@ from typing import Any
 
 from servecast.workload.traces.delimited import Delimited, fixed
 from servecast.workload.traces.json_lines import JsonLines
-from servecast.workload.traces.rows import Malformed, Row, moment_in, tokens_in
+from servecast.workload.traces.rows import Found, Malformed, Row, moment_in, tokens_in
 
 _COLUMNS = "arrival_time_ns,input_toks,output_toks"
 _CLOCK = ("queued_ts", "first_token_ts", "last_token_ts")
@@ -36,12 +36,12 @@ LLMSERVINGSIM = JsonLines(
     f"JSON lines with {_COLUMNS}",
     lambda row: row.keys() >= set(_COLUMNS.split(",")),
     _request,
-    "ns",
+    Found("ns"),
 )
 LLMSERVINGSIM_BENCH = JsonLines(
     "llmservingsim_bench",
     "JSON lines with input_toks, output_toks and queued_ts",
     lambda row: row.keys() >= {"input_toks", "output_toks", "queued_ts"},
     _recorded,
-    "s",
+    Found(),
 )

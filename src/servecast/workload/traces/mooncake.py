@@ -19,7 +19,7 @@ from math import nan
 from typing import TYPE_CHECKING, Any
 
 from servecast.workload.traces.json_lines import JsonLines
-from servecast.workload.traces.rows import Malformed, Row, moment_in, tokens_in
+from servecast.workload.traces.rows import Found, Malformed, Row, moment_in, tokens_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,8 +85,7 @@ MOONCAKE = JsonLines(
     "JSON lines with timestamp, input_length, output_length",
     _keys,
     _row(PREFIX_BLOCK_SIZE),
-    "ms",
-    block_size=PREFIX_BLOCK_SIZE,
+    Found("ms", prefix_block_size=PREFIX_BLOCK_SIZE),
     among=lambda rows: not _in_blocks_of_16(rows),
 )
 TIMED_TRACE = JsonLines(
@@ -94,7 +93,6 @@ TIMED_TRACE = JsonLines(
     "JSON lines with timestamp [s], input_length, output_length and hash_ids for each 16 tokens",
     lambda row: _keys(row) and "timestamp" in row and "session_id" not in row,
     _row(TIMED_TRACE_BLOCK_SIZE),
-    "s",
-    block_size=TIMED_TRACE_BLOCK_SIZE,
+    Found(prefix_block_size=TIMED_TRACE_BLOCK_SIZE),
     among=_in_blocks_of_16,
 )

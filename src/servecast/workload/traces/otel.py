@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from servecast.workload.traces.documents import Documents, RecordedRun
-from servecast.workload.traces.rows import LeftOut, Malformed, Row, moment, number, span, whole
+from servecast.workload.traces.rows import Found, LeftOut, Malformed, Row, moment, number, span, whole
 
 _SPAN = "llm_request"
 _VALUES = ("intValue", "doubleValue", "stringValue")
@@ -24,7 +24,7 @@ def _attributes(span_: dict[str, Any]) -> dict[str, Any]:
     return named
 
 
-def _row(span_: Any, line: int) -> Row:
+def _row(line: int, span_: Any) -> Row:
     if not isinstance(span_, dict) or span_.get("name") != _SPAN:
         raise LeftOut("span of another kind")
     start = str(span_.get("startTimeUnixNano") or "")
@@ -61,7 +61,7 @@ def _runs(document: dict[str, Any]) -> list[RecordedRun]:
         for scope in _under(resource, "scopeSpans")
         for one in _under(scope, "spans")
     ]
-    return [RecordedRun("spans", len(spans), lambda at, number: _row(spans[at], number))]
+    return [RecordedRun("spans", spans, _row)]
 
 
 OTEL = Documents(
@@ -69,7 +69,6 @@ OTEL = Documents(
     "JSON with resourceSpans (OTLP), spans named llm_request",
     lambda document: isinstance(document, dict) and "resourceSpans" in document,
     _runs,
-    "ns",
-    dated=True,
+    Found("ns", dates=True),
     merged=True,
 )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,10 +21,10 @@ from servecast.errors import InputError
 from servecast.workload.traces.azure import DATES, is_date
 from servecast.workload.traces.delimited import LINES, Delimited, Layout
 from servecast.workload.traces.json_lines import JsonLines
-from servecast.workload.traces.rows import Block, Malformed, Row, block_of, count, field_of, moment, numeric, span
+from servecast.workload.traces.rows import Block, Found, Malformed, Row, count, field_of, moment, numeric, parsed, span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from servecast.workload.traces.rows import Rejections
     from servecast.workload.traces.source import Content
@@ -118,51 +119,29 @@ class PlainRows:
     counted = "line"
 
     def _layout(self, content: Content) -> Layout | None:
-        if self.parquet:
-            return None if content.table is None else _named(content, content.table.schema_arrow.names, [])
-        first = content.first
-        if not isinstance(first, dict) or len(content.head) == 0 or {"chat_id", "hash_ids"} & first.keys():
-            return None
-        if first.keys() >= {"input_length", "output_length"} and first.keys() & {"timestamp", "delay"}:
-            return None  # Mooncake's names, with Mooncake's unit
-        return _named(content, list(first), [str(value) for value in first.values()])
+        if not self.parquet:
+            first = content.first
+            if not isinstance(first, dict) or len(content.head) == 0 or {"chat_id", "hash_ids"} & first.keys():
+                return None
+            return _named(content, list(first), [str(value) for value in first.values()])
+        layout = None if content.table is None else _named(content, content.table.schema_arrow.names, [])
+        if layout is not None and layout.time is not None and _dated(content, layout.time):
+            return replace(layout, unit="ns", dates=True)
+        return layout
 
-    def fits(self, content: Content) -> bool:
-        """Whether the names are obvious."""
-        return self._layout(content) is not None
-
-    def unit(self, content: Content) -> str | None:
-        """The unit in the name of the time; dates are ns."""
+    def find(self, content: Content, asked: bool = False) -> Found | None:
+        """What the names say, where they are obvious."""
         layout = self._layout(content)
-        assert layout is not None, "only what fits is read"
-        if self.parquet and layout.time is not None and _dated(content, layout.time):
-            return "ns"
-        return layout.unit
-
-    def absolute(self, content: Content) -> bool:
-        """Whether times are dates."""
-        layout = self._layout(content)
-        assert layout is not None, "only what fits is read"
-        return layout.dates or (self.parquet and layout.time is not None and _dated(content, layout.time))
-
-    def prefix_block_size(self, content: Content) -> int | None:
-        """The one in the name."""
-        layout = self._layout(content)
-        return layout.prefix_block_size if layout else None
+        return None if layout is None else layout.found
 
     def blocks(self, content: Content, rejections: Rejections) -> Iterator[Block]:
         """The rows of the file."""
         layout = self._layout(content)
         assert layout is not None, "only what fits is read"
-
-        def row(line: int, values: dict[str, Any]) -> Row:
-            return _row(layout, line, values)
-
-        if not self.parquet:
-            lines = JsonLines(self.name, self.signature, lambda row: True, row, "s")
-            yield from lines.blocks(content, rejections)
-            return
-        yield from _table_blocks(content, layout, rejections)
+        row = partial(_row, layout)
+        if self.parquet:
+            return _table_blocks(content, layout, row, rejections)
+        return JsonLines(self.name, self.signature, lambda _: True, row, layout.found).blocks(content, rejections)
 
 
 PLAIN_JSONL = PlainRows("plain_jsonl", "JSON lines with the names of the plain CSV", parquet=False)
@@ -207,20 +186,21 @@ def _dated(content: Content, name: str) -> bool:
     return bool(pyarrow.types.is_timestamp(content.table.schema_arrow.field(name).type))
 
 
-def _table_blocks(content: Content, layout: Layout, rejections: Rejections) -> Iterator[Block]:
+def _table_blocks(
+    content: Content, layout: Layout, row: Callable[[int, dict[str, Any]], Row], rejections: Rejections
+) -> Iterator[Block]:
     import pyarrow
 
     wanted = [layout.time, layout.prompt_tokens, layout.output_tokens, layout.priority, layout.prefix_ids]
     wanted += [*layout.numbers.values(), *layout.names.values()]
-    dated = layout.time is not None and _dated(content, layout.time)
     before = 0
     try:
         for batch in content.table.iter_batches(LINES, columns=[name for name in wanted if name is not None]):
-            if dated:
+            if layout.dates:
                 place = batch.schema.get_field_index(layout.time)
                 ticks = batch.column(place).cast(pyarrow.timestamp("ns", batch.schema.field(place).type.tz), safe=False)
                 batch = batch.set_column(place, layout.time, ticks.cast(pyarrow.int64()))
-            yield _quick(batch, layout, before) or _careful(batch, layout, before, rejections)
+            yield _quick(batch, layout, before) or parsed(enumerate(batch.to_pylist(), before + 1), row, rejections)
             before += batch.num_rows
     except (pyarrow.ArrowInvalid, OSError) as error:
         problem = str(error).splitlines()[0]
@@ -243,13 +223,3 @@ def _quick(batch: Any, layout: Layout, before: int) -> Block | None:
         return None
     lines = np.arange(before + 1, before + 1 + len(prompt))
     return Block(lines, times[0] if times else None, prompt.astype(np.int64), output.astype(np.int64))
-
-
-def _careful(batch: Any, layout: Layout, before: int, rejections: Rejections) -> Block:
-    rows = []
-    for line, values in enumerate(batch.to_pylist(), before + 1):
-        try:
-            rows.append(_row(layout, line, values))
-        except Malformed as fault:
-            rejections.malformed(line, fault)
-    return block_of(rows)

@@ -40,7 +40,6 @@ READERS: tuple[Reader, ...] = (
     INFERENCE_PERF,
     LLMPERF,
     OTEL,
-    PLAIN,
-    PLAIN_JSONL,
-    PLAIN_PARQUET,
 )
+#: Files with obvious names, of no tool. They are asked last: a format with a name of its own wins.
+PLAIN_READERS: tuple[Reader, ...] = (PLAIN, PLAIN_JSONL, PLAIN_PARQUET)

@@ -20,7 +20,7 @@ from servecast.workload.lengths import LONGEST_TOKENS
 from servecast.workload.prefixes import PrefixIds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -37,9 +37,9 @@ class Block(NamedTuple):
     times : (n,) int64 or float64 in the reader's unit; None where the format has lengths only
     prompt_tokens, output_tokens : (n,) int64 [tokens], 0 allowed
     prefix_ids : n tuples of hash ids
-    sessions, tenants : n names or None each
-    delays : (n,) float64 [s], NaN but where a turn waits so long after the answer to the one before
-    priorities : (n,) int64
+    session, tenant : n names or None each
+    delay : (n,) float64 [s], NaN but where a turn waits so long after the answer to the one before
+    priority : (n,) int64
     failed : (n,) bool, requests that failed where the trace was taken
     sent : (n,) float64 [s] of the clock of times, when the client sent the request; None: at its time
     ttft_s, e2e_s : (n,) float64 [s] from sent, as measured; NaN where unknown
@@ -51,10 +51,10 @@ class Block(NamedTuple):
     prompt_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
     prefix_ids: PrefixIds | None = None
-    sessions: list[str | None] | None = None
-    tenants: list[str | None] | None = None
-    delays: NDArray[np.float64] | None = None
-    priorities: NDArray[np.int64] | None = None
+    session: list[str | None] | None = None
+    tenant: list[str | None] | None = None
+    delay: NDArray[np.float64] | None = None
+    priority: NDArray[np.int64] | None = None
     failed: NDArray[np.bool_] | None = None
     sent: NDArray[np.float64] | None = None
     ttft_s: NDArray[np.float64] | None = None
@@ -76,6 +76,11 @@ def _taken(column: object, rows: NDArray[np.intp]) -> object:
     return [column[row] for row in rows.tolist()] if isinstance(column, list) else column[rows]  # type: ignore[index]
 
 
+#: What stands in a column for a row that has nothing there.
+_BLANK: dict[str, Any] = {"prefix_ids": (), "session": None, "tenant": None, "itl_s": ()}
+_BLANK |= {"priority": 0, "failed": False} | dict.fromkeys(("delay", "sent", "ttft_s", "e2e_s"), nan)
+
+
 def joined(blocks: list[Block]) -> Block:
     """All rows as one block; a column is None where no row has anything in it."""
     blocks = [block for block in blocks if len(block.lines)]
@@ -83,28 +88,17 @@ def joined(blocks: list[Block]) -> Block:
         nothing = np.empty(0, np.int64)
         return Block(nothing, nothing, nothing, nothing)
     sizes = [len(block.lines) for block in blocks]
-    return Block(
-        *(
-            _joined(column, sizes, _NOTHING.get(name))
-            for name, column in zip(Block._fields, zip(*blocks, strict=True), strict=True)
-        )
-    )
+    columns = zip(Block._fields, zip(*blocks, strict=True), strict=True)
+    return Block(*(_joined(column, sizes, _BLANK.get(name)) for name, column in columns))
 
 
-_NOTHING: dict[str, Any] = {"priorities": 0, "failed": False, "itl_s": (), "delays": nan} | dict.fromkeys(
-    ("sent", "ttft_s", "e2e_s"), nan
-)  # what stands in a column for the rows of a block that lacks it
-
-
-def _joined(parts: tuple[Any, ...], sizes: list[int], nothing: object) -> Any:
+def _joined(parts: tuple[Any, ...], sizes: list[int], blank: object) -> Any:
     some = next((part for part in parts if part is not None), None)
     if some is None:
         return None
+    filled: Iterator[Any] = ([blank] * size if part is None else part for part, size in zip(parts, sizes, strict=True))
     if isinstance(some, PrefixIds):
-        return PrefixIds.joined(
-            PrefixIds.of([()] * size) if part is None else part for part, size in zip(parts, sizes, strict=True)
-        )
-    filled = ([nothing] * size if part is None else part for part, size in zip(parts, sizes, strict=True))
+        return PrefixIds.joined(PrefixIds.of(part) if isinstance(part, list) else part for part in filled)
     return list(chain.from_iterable(filled)) if isinstance(some, list) else np.concatenate(list(filled))
 
 
@@ -131,31 +125,28 @@ def block_of(rows: list[Row]) -> Block:
     """Rows as columns; all of them have a time, or none."""
     if not rows:
         return joined([])
-    lines, times, prompts, outputs, ids, sessions, tenants, delays, priorities, failed, sent, ttft, e2e, itl = zip(
-        *rows, strict=True
-    )
+    lines, times, prompts, outputs, *more = zip(*rows, strict=True)
     exact = all(type(time) is int for time in times)
     return Block(
         np.array(lines, np.int64),
         None if times[0] is None else np.array(times, np.int64 if exact else np.float64),
         np.array(prompts, np.int64),
         np.array(outputs, np.int64),
-        PrefixIds.of(ids) if any(ids) else None,
-        list(sessions) if any(name is not None for name in sessions) else None,
-        list(tenants) if any(name is not None for name in tenants) else None,
-        _numbers(delays),
-        np.array(priorities, np.int64) if any(priorities) else None,
-        np.array(failed) if any(failed) else None,
-        _numbers(sent),
-        _numbers(ttft),
-        _numbers(e2e),
-        list(itl) if any(itl) else None,
+        *(_column(name, values) for name, values in zip(Row._fields[4:], more, strict=True)),
     )
 
 
-def _numbers(values: tuple[float, ...]) -> NDArray[np.float64] | None:
-    column = np.array(values, np.float64)
-    return None if np.isnan(column).all() else column
+def _column(name: str, values: tuple[Any, ...]) -> Any:
+    """Values of one field as a column; None where all are blank."""
+    blank = _BLANK[name]
+    if isinstance(blank, float):
+        column = np.array(values, np.float64)
+        return None if np.isnan(column).all() else column
+    if not any(value is not None if blank is None else value for value in values):
+        return None
+    if name == "prefix_ids":
+        return PrefixIds.of(values)
+    return np.array(values, type(blank)) if isinstance(blank, int) else list(values)
 
 
 class LeftOut(Exception):  # noqa: N818 (a row is left out; that is no error)
@@ -221,6 +212,14 @@ class Rejections:
         if self._first is None:
             self._first = line, fault
 
+    def filled(self, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+        """Numbered lines without the blank ones, which are counted."""
+        for number, line in lines:
+            if line.strip():
+                yield number, line
+            else:
+                self.blank_lines += 1
+
     def left_out(self, line: int, reason: str) -> None:
         """Notes a row that is no request to send."""
         self._lines.setdefault(reason, []).append(line)
@@ -256,32 +255,57 @@ def shown(text: str) -> str:
     return f"'{text[:60]}...'" if len(text) > 60 else f"'{text}'"
 
 
+def parsed(numbered: Iterable[tuple[int, Any]], row: Callable[[int, Any], Row], rejections: Rejections) -> Block:
+    """The rows that ``row`` finds in what stands under each number; those it turns away go to ``rejections``."""
+    rows = []
+    for number, given in numbered:
+        try:
+            rows.append(row(number, given))
+        except Malformed as fault:
+            rejections.malformed(number, fault)
+        except LeftOut as left:
+            rejections.left_out(number, left.reason)
+    return block_of(rows)
+
+
+class Found(NamedTuple):
+    """What a reader knows of a file before it reads the rows.
+
+    unit : of the times; None where the file does not say, and the user must
+    dates : times are a clock's, in a unit that nobody may override
+    prefix_block_size : tokens that one prefix id stands for; None without ids
+    """
+
+    unit: str | None = "s"
+    dates: bool = False
+    prefix_block_size: int | None = None
+
+
+SECONDS = Found()
+
+
 class Reader(Protocol):
-    """One format. ``signature`` says what it is recognised by."""
+    """One format.
+
+    signature : what it is recognised by
+    counted : what its rows are numbered by: ``line``, or ``request`` of a document
+    remark : what a user should know of every file of this format
+    """
 
     @property
     def name(self) -> str: ...
     @property
     def signature(self) -> str: ...
     @property
-    def counted(self) -> str:
-        """What its rows are numbered by: ``line``, or ``request`` of a document."""
-
+    def counted(self) -> str: ...
     @property
-    def remark(self) -> str | None:
-        """What a user should know of every file of this format."""
+    def remark(self) -> str | None: ...
 
-    def fits(self, content: Content) -> bool:
-        """Whether the file is of this format."""
+    def find(self, content: Content, asked: bool = False) -> Found | None:
+        """What a file of this format says of itself; None for any other.
 
-    def unit(self, content: Content) -> str | None:
-        """Unit of the times in the file; None where the file does not say, and the user must."""
-
-    def absolute(self, content: Content) -> bool:
-        """Whether times are a clock's, in a unit that nobody may override."""
-
-    def prefix_block_size(self, content: Content) -> int | None:
-        """Tokens that one prefix id stands for, or None where the format has none."""
+        asked : the user named this format; a file that could as well be of another is then one of this
+        """
 
     def blocks(self, content: Content, rejections: Rejections) -> Iterator[Block]:
         """The rows of the file, block by block."""

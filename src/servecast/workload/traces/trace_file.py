@@ -20,16 +20,16 @@ from servecast.workload.prefixes import PrefixIds
 from servecast.workload.recorded import RecordedRequests
 from servecast.workload.shaping import Copies, as_it_is, at_rate, sessions_of
 from servecast.workload.traces import summaries
-from servecast.workload.traces.readers import READERS
+from servecast.workload.traces.readers import PLAIN_READERS, READERS
 from servecast.workload.traces.rows import Rejections, joined, shown
 from servecast.workload.traces.source import opened
-from servecast.workload.traces.trace_report import EPOCH_S, Recognised, notes_on
+from servecast.workload.traces.trace_report import EPOCH_S, notes_on
 from servecast.workload.traces.trace_report import TraceReport as TraceReport
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from servecast.workload.traces.rows import Block, Reader
+    from servecast.workload.traces.rows import Block, Found, Reader
     from servecast.workload.traces.source import Content
 
 TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # per second
@@ -65,8 +65,7 @@ class TraceFile:
     prompt_scale, output_scale : factors of the lengths; rounded, at least 1 token
     max_prompt_tokens, max_output_tokens : limits of the lengths, after scaling
     over_max : what becomes of longer requests: drop leaves them out, clip shortens them, reject keeps them for the
-    engine
-        to reject; counted in each case
+        engine to reject; counted in each case
     sessions : "as_recorded" sends turns at their times unless they have a delay; "chained" has each turn wait for the
         answer to the one before, and then as long as it did in the trace, where that is known
     format : name of a reader, instead of recognising the content
@@ -133,41 +132,25 @@ class TraceFile:
         ``seed`` decides which requests a lower ``rate_rps`` leaves out, how a higher one moves copies, and the jitter.
         """
         rejections = Rejections(self.path, strict=self.on_bad_row == "error")
-        reader, unit, block_size, rows = self._rows(rejections)
+        reader, found, unit, rows = self._rows(rejections)
         rows_read = rejections.rows + len(rows.lines)
-        rows, raised = _servable(rows, rejections, self.zero_output_as_one)
         timed = rows.times is not None
-        rows = rows._replace(times=np.zeros(len(rows.lines), np.int64) if rows.times is None else rows.times)
+        rows, raised = _servable(rows, rejections, self.zero_output_as_one)
         failed = sum(len(one.lines) for one in rejections.all() if one.reason == FAILED)
         rows = _with_delays(rows, unit, rejections)
         if not len(rows.lines):
             raise InputError(self.path, _nothing(rows_read, rejections))
-        times = _times(rows)
-        steps_back = rows.lines[1:][times[1:] < times[:-1]]
-        if len(steps_back):
-            rows = rows.take(np.argsort(times, kind="stable"))
+        rows, steps_back = _sorted(rows)
         taken = self._taken(rows, unit, rejections)
-        rows, available = taken.rows, len(taken.rows.lines)
-        times = _times(rows)
+        rows, times = taken.rows, _times(taken.rows)
         since_s = (times - times[0]) / TICKS[unit]  # whole ticks are subtracted first: dates stay exact
         offset_s = float(times[0] / TICKS[unit])
         copies = self._jittered(self._copies(since_s, rows, seed), rows, seed)
         wanted = len(copies.rows) if requests is None else requests
         self._check_wanted(wanted, len(copies.rows))
-        sent = np.zeros((2, available), bool)  # rows that the rate leaves, and those of them that are used
-        sent[0, copies.rows] = True
-        sent[1, copies.rows[:wanted]] = True
-        left, used = (int(rows_sent.sum()) for rows_sent in sent)
-        arrival_s = self._arrivals(copies.arrival_s, wanted, offset_s, reader.absolute)
-        columns, recorded = self._columns(rows, since_s, copies, wanted, arrival_s, block_size)
-        if recorded is not None:
-            recorded = replace(
-                recorded,
-                failed=failed,
-                source=reader.name,
-                arrival_s=recorded.arrival_s if timed else np.full(wanted, np.nan),
-                sent_s=recorded.sent_s - (0.0 if rows.sent is None else offset_s) if timed else np.full(wanted, np.nan),
-            )
+        left, used = len(np.unique(copies.rows)), len(np.unique(copies.rows[:wanted]))
+        arrival_s = self._arrivals(copies.arrival_s, wanted, offset_s, found.dates)
+        columns, picked, since_s = self._columns(rows, since_s, copies, arrival_s, found.prefix_block_size)
         report = TraceReport(
             path=self.path,
             format=reader.name,
@@ -182,65 +165,68 @@ class TraceFile:
             out_of_order=len(steps_back),
             origin_s=0.0 if self.keep_offset else offset_s,
             prefix_block_size=columns.prefix_block_size,
-            thinned=available - left,
+            thinned=len(rows.lines) - left,
             clipped=taken.clipped,
             over_limit=taken.over,
         )
         if raised:
             rejections.notes.append(f"{raised:,} requests without output tokens are sent as requests for one")
-        notes = (*rejections.notes, *notes_on(self, report, reader, columns, steps_back, rows))
+        notes = (*rejections.notes, *notes_on(self, report, reader, found, columns, steps_back, rows))
+        recorded = _recorded(picked, since_s if timed else None, offset_s, failed, reader.name)
         return Trace(columns, replace(report, notes=notes), recorded)
 
-    def _rows(self, rejections: Rejections) -> tuple[Recognised, str, int | None, Block]:
+    def _rows(self, rejections: Rejections) -> tuple[Reader, Found, str, Block]:
+        """The reader, what it found, the unit of the times, and every row."""
         with opened(self.path, self.part) as content:
-            reader = self._reader(content)
-            found = reader.unit(content)
-            absolute = reader.absolute(content)
-            unit = self._unit(reader, found, absolute)
+            reader, found = self._reader(content)
+            unit = self._unit(reader, found)
             rejections.counted = reader.counted
             blocks = []
             for block in reader.blocks(content, rejections):
                 rejections.settle()
                 blocks.append(block)
-            rows = joined(blocks)
-            if unit is None and rows.times is not None:
-                raise InputError(
-                    self.path, f"nothing says the unit of its times; give time_unit, one of {', '.join(TICKS)}"
-                )
-            recognised = Recognised(reader.name, found, absolute, reader.remark, reader.counted)
-            return recognised, unit or "s", reader.prefix_block_size(content), rows
+        rows = joined(blocks)
+        if unit is None and rows.times is not None:
+            units = ", ".join(TICKS)
+            raise InputError(self.path, f"nothing says the unit of its times; give time_unit, one of {units}")
+        return reader, found, unit or "s", rows
 
-    def _reader(self, content: Content) -> Reader:
+    def _reader(self, content: Content) -> tuple[Reader, Found]:
+        """The reader of the file, by name or by content, and what it found there."""
         if not content.head and content.table is None:
             raise InputError(self.path, "the file is empty; give a trace with at least one request")
-        names = ", ".join(reader.name for reader in READERS)
+        names = ", ".join(reader.name for reader in (*READERS, *PLAIN_READERS))
         if self.format is not None:
-            named = [reader for reader in READERS if reader.name == self.format]
-            if not named:
+            named = next((reader for reader in (*READERS, *PLAIN_READERS) if reader.name == self.format), None)
+            if named is None:
                 raise InputError(self.path, f"no trace format is called '{self.format}'; formats: {names}")
-            if not (named[0].fits(content) or _takes(named[0], content)):
-                raise InputError(self.path, f"is not of the format {self.format}: {named[0].signature}")
-            return named[0]
-        fitting = [reader for reader in READERS if reader.fits(content)]
+            found = named.find(content, asked=True)
+            if found is None:
+                raise InputError(self.path, f"is not of the format {self.format}: {named.signature}")
+            return named, found
+        fitting = _fitting(READERS, content) or _fitting(PLAIN_READERS, content)
         if not fitting:
-            kind = summaries.recognised(content)
-            if kind is not None:
-                raise summaries.refuse(content, kind)
-            if content.fault is not None:
-                raise InputError(
-                    self.path, f"starts like JSON, which is cut or damaged: {content.fault}; write the file again"
-                )
-            found = f"it starts with {shown(content.head[0].strip())}" if content.head else "a table with other columns"
-            raise InputError(self.path, f"is of no known trace format: {found}; formats: {names}")
+            raise self._unknown(content, names)
         if len(fitting) > 1:
-            several = ", ".join(reader.name for reader in fitting)
+            several = ", ".join(reader.name for reader, _ in fitting)
             raise InputError(self.path, f"fits more than one format; choose with format: one of {several}")
         return fitting[0]
 
-    def _unit(self, reader: Reader, found: str | None, absolute: bool) -> str | None:
+    def _unknown(self, content: Content, names: str) -> InputError:
+        """Why a file that no reader takes is no trace."""
+        kind = summaries.recognised(content)
+        if kind is not None:
+            return summaries.refuse(content, kind)
+        if content.fault is not None:
+            problem = f"starts like JSON, which is cut or damaged: {content.fault}; write the file again"
+            return InputError(self.path, problem)
+        found = f"it starts with {shown(content.head[0].strip())}" if content.head else "a table with other columns"
+        return InputError(self.path, f"is of no known trace format: {found}; formats: {names}")
+
+    def _unit(self, reader: Reader, found: Found) -> str | None:
         if self.time_unit is None:
-            return found
-        if absolute:
+            return found.unit
+        if found.dates:
             raise InputError(self.path, f"time_unit is {self.time_unit}, but {reader.name} has dates; leave it out")
         return self.time_unit
 
@@ -291,7 +277,7 @@ class TraceFile:
             return as_it_is(since_s)
         if not since_s[-1] > 0:
             raise InputError(self.path, "rate_rps needs a trace that takes time, and all requests arrive at once")
-        return at_rate(since_s, sessions_of(rows.sessions, len(since_s)), self.rate_rps, np.random.default_rng(seed))
+        return at_rate(since_s, sessions_of(rows.session, len(since_s)), self.rate_rps, np.random.default_rng(seed))
 
     def _jittered(self, copies: Copies, rows: Block, seed: int) -> Copies:
         """Turns of a session are moved as one, so that their order stays."""
@@ -300,7 +286,7 @@ class TraceFile:
         rng = np.random.default_rng([seed, 1])  # a stream of its own, so that the choice of requests stays as it was
         n = len(rows.lines)
         moves_s = rng.uniform(0, self.jitter_s, n * (int(copies.copy.max()) + 1))
-        times_s = copies.arrival_s + moves_s[sessions_of(rows.sessions, n)[copies.rows] + n * copies.copy]
+        times_s = copies.arrival_s + moves_s[sessions_of(rows.session, n)[copies.rows] + n * copies.copy]
         order = np.argsort(times_s, kind="stable")
         return Copies(copies.rows[order], copies.copy[order], times_s[order])
 
@@ -337,10 +323,11 @@ class TraceFile:
         rows: Block,
         since_s: NDArray[np.float64],
         copies: Copies,
-        wanted: int,
         arrival_s: NDArray[np.float64],
         block_size: int | None,
-    ) -> tuple[RequestColumns, RecordedRequests | None]:
+    ) -> tuple[RequestColumns, Block, NDArray[np.float64]]:
+        """The requests that arrive at these times, their rows, and the times of these since the first row [s]."""
+        wanted = len(arrival_s)
         at = np.resize(copies.rows, wanted)
         copy = np.resize(copies.copy, wanted) + np.arange(wanted) // len(copies.rows) * (int(copies.copy.max()) + 1)
         picked = rows.take(at)
@@ -349,7 +336,7 @@ class TraceFile:
             if self.over_max == "clip":
                 ids = ids.take(np.arange(wanted), -(-picked.prompt_tokens // block_size))
             ids = _apart(ids, copy)
-        sessions = picked.sessions
+        sessions = picked.session
         if sessions is not None and copy.any():
             sessions = [
                 name if name is None or not number else f"{name}#{number}"
@@ -359,38 +346,24 @@ class TraceFile:
             arrival_s,
             picked.prompt_tokens,
             picked.output_tokens,
-            picked.priorities,
+            picked.priority,
             sessions,
-            picked.tenants,
+            picked.tenant,
             ids,
             block_size if ids is not None else None,
             self._delays(picked, sessions, since_s[at]),
         )
-        if picked.ttft_s is None and picked.e2e_s is None:
-            return columns, None
-        unknown = np.full(wanted, np.nan)
-        sent = since_s[at] if picked.sent is None else picked.sent
-        return columns, RecordedRequests(
-            since_s[at],
-            sent,
-            picked.prompt_tokens,
-            picked.output_tokens,
-            unknown if picked.ttft_s is None else picked.ttft_s,
-            unknown if picked.e2e_s is None else picked.e2e_s,
-            picked.itl_s,
-            failed=0,
-            source="",
-        )
+        return columns, picked, since_s[at]
 
     def _delays(
         self, rows: Block, sessions: list[str | None] | None, since_s: NDArray[np.float64]
     ) -> NDArray[np.float64] | None:
         """What `RequestColumns.delay_s` says; None where no turn waits for another."""
         chained = self.sessions == "chained" and sessions is not None
-        if sessions is None or (rows.delays is None and not chained):
+        if sessions is None or (rows.delay is None and not chained):
             return None
         n = len(rows.lines)
-        delays = np.full(n, np.nan) if rows.delays is None else rows.delays.copy()
+        delays = np.full(n, np.nan) if rows.delay is None else rows.delay.copy()
         before = _before(sessions)
         delays[before < 0] = np.nan  # the turn it follows was cut off: it comes at the earliest time it could
         if chained and rows.e2e_s is not None:
@@ -415,11 +388,30 @@ def recorded_requests(path: str, **options: Any) -> RecordedRequests:
     return recorded
 
 
-def _takes(reader: Reader, content: Content) -> bool:
-    """Whether a format with the same keys may be asked for where the content cannot tell them apart."""
-    fitting = getattr(reader, "fitting", None)
-    rivals = getattr(reader, "among", None)
-    return rivals is not None and isinstance(content.first, dict) and bool(fitting and fitting(content.first))
+def _fitting(readers: tuple[Reader, ...], content: Content) -> list[tuple[Reader, Found]]:
+    """The readers that take the file, with what they found."""
+    return [(reader, found) for reader in readers if (found := reader.find(content)) is not None]
+
+
+def _recorded(
+    rows: Block, since_s: NDArray[np.float64] | None, offset_s: float, failed: int, source: str
+) -> RecordedRequests | None:
+    """What was measured of these rows, at these times since the first (None without times); None if nothing was."""
+    if rows.ttft_s is None and rows.e2e_s is None:
+        return None
+    unknown = np.full(len(rows.lines), np.nan)
+    arrival_s = unknown if since_s is None else since_s
+    sent_s = arrival_s if rows.sent is None or since_s is None else rows.sent - offset_s
+    ttft_s, e2e_s = (unknown if column is None else column for column in (rows.ttft_s, rows.e2e_s))
+    lengths = rows.prompt_tokens, rows.output_tokens
+    return RecordedRequests(arrival_s, sent_s, *lengths, ttft_s, e2e_s, rows.itl_s, failed, source)
+
+
+def _sorted(rows: Block) -> tuple[Block, NDArray[np.int64]]:
+    """Rows in order of time (equal times in the order of the file), and the lines that came before an earlier one."""
+    times = _times(rows)
+    steps_back = rows.lines[1:][times[1:] < times[:-1]]
+    return (rows.take(np.argsort(times, kind="stable")) if len(steps_back) else rows), steps_back
 
 
 def _times(rows: Block) -> NDArray[np.number]:
@@ -440,12 +432,12 @@ def _before(sessions: list[str | None]) -> NDArray[np.intp]:
 
 def _with_delays(rows: Block, unit: str, rejections: Rejections) -> Block:
     """Gives turns that wait for the one before their earliest time; those without one before are left out."""
-    if rows.delays is None or rows.sessions is None:
+    if rows.delay is None or rows.session is None:
         return rows
     times = _times(rows).astype(np.float64)
     last: dict[str | None, float] = {}
     kept = np.ones(len(rows.lines), bool)
-    for row, (name, delay_s) in enumerate(zip(rows.sessions, rows.delays.tolist(), strict=True)):
+    for row, (name, delay_s) in enumerate(zip(rows.session, rows.delay.tolist(), strict=True)):
         if not np.isnan(delay_s):
             if name not in last:
                 kept[row] = False
@@ -466,7 +458,12 @@ def _apart(ids: PrefixIds, copy: NDArray[np.int64]) -> PrefixIds:
 
 
 def _servable(rows: Block, rejections: Rejections, zero_as_one: bool) -> tuple[Block, int]:
-    """The rows without those that failed, and those that ask for nothing; how many now ask for one token instead."""
+    """The rows without those that failed, and those that ask for nothing; how many now ask for one token instead.
+
+    Rows without times are all at 0.
+    """
+    if rows.times is None:
+        rows = rows._replace(times=np.zeros(len(rows.lines), np.int64))
     failed = np.zeros(len(rows.lines), bool) if rows.failed is None else rows.failed
     no_prompt = (rows.prompt_tokens == 0) & ~failed
     no_output = (rows.output_tokens == 0) & ~no_prompt & ~failed

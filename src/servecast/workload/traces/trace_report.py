@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from servecast.workload.clients import RequestColumns
-    from servecast.workload.traces.rows import Block, Rejected
+    from servecast.workload.traces.rows import Block, Found, Reader, Rejected
     from servecast.workload.traces.trace_file import TraceFile
 
 UNLIKELY_RPS = 50_000  # above it a unit is taken for a mistake, and asked about
@@ -69,20 +69,11 @@ class TraceReport:
         return f"left out {self.rows_rejected:,} of {self.rows_read:,} rows: {reasons}"
 
 
-class Recognised(NamedTuple):
-    """What is known of a file's format once the file is closed."""
-
-    name: str
-    unit: str | None
-    absolute: bool
-    remark: str | None
-    counted: str
-
-
 def notes_on(
     file: TraceFile,
     report: TraceReport,
-    reader: Recognised,
+    reader: Reader,
+    found: Found,
     columns: RequestColumns,
     steps_back: NDArray[np.int64],
     rows: Block,
@@ -93,12 +84,12 @@ def notes_on(
             f"{reader.name} has lengths and no arrivals: all requests are at 0; "
             "give arrivals of your own, with lengths: {kind: trace, path: ...}"
         )
-    elif reader.absolute or report.origin_s > EPOCH_S:
+    elif found.dates or report.origin_s > EPOCH_S:
         yield f"times are absolute: {_date(report.origin_s)} is now 0 s"
     elif report.origin_s:
         yield f"the first arrival, at {report.origin_s:g} s in the file, is now 0 s"
-    if report.time_unit is not None and reader.unit is not None and report.time_unit != reader.unit:
-        yield f"times are read as {report.time_unit}, not as {reader.unit} as {reader.name} has them"
+    if report.time_unit is not None and found.unit is not None and report.time_unit != found.unit:
+        yield f"times are read as {report.time_unit}, not as {found.unit} as {reader.name} has them"
     if reader.remark is not None:
         yield reader.remark
     if (columns.offered_rps or 0) > UNLIKELY_RPS:

@@ -9,6 +9,7 @@ it is not needed. Source: vLLM 0.32 vllm/benchmarks/serve.py; SGLang bench_servi
 
 from __future__ import annotations
 
+from functools import partial
 from math import fsum, nan
 from typing import Any
 
@@ -19,31 +20,29 @@ LISTS = {"input_lens", "output_lens", "ttfts", "itls"}
 
 
 def _runs(document: dict[str, Any]) -> list[RecordedRun]:
-    prompts = listed(document, "input_lens")
-    n = len(prompts)
-    outputs, ttfts, itls = (listed(document, name, n) for name in ("output_lens", "ttfts", "itls"))
-    starts, latencies, errors = (
-        listed(document, name, n) if document.get(name) else None for name in ("start_times", "latencies", "errors")
+    n = len(listed(document, "input_lens"))
+    needed = [listed(document, name, n) for name in ("input_lens", "output_lens", "ttfts", "itls")]
+    others = ("start_times", "latencies", "errors")
+    more = [listed(document, name, n) if document.get(name) else [None] * n for name in others]
+    label = f"{document.get('date', '')} rate {document.get('request_rate')}".strip()
+    timed = bool(document.get("start_times"))
+    return [RecordedRun(label, list(zip(*needed, *more, strict=True)), partial(_row, timed))]
+
+
+def _row(timed: bool, number: int, request: tuple[Any, ...]) -> Row:
+    prompt, output, ttft, gaps, start, latency, error = request
+    prompt, output = (
+        count(name, numeric(name, value), value) for name, value in (("input_lens", prompt), ("output_lens", output))
     )
-
-    def row(at: int, number: int) -> Row:
-        prompt, output = (
-            count(name, numeric(name, values[at]), values[at])
-            for name, values in (("input_lens", prompts), ("output_lens", outputs))
-        )
-        time = None if starts is None else moment("start_times", numeric("start_times", starts[at]), starts[at])
-        if (errors is not None and errors[at]) or not output:
-            return Row(number, time, prompt, output, failed=True)
-        if not isinstance(itls[at], list):
-            raise Malformed("itls is not a list of lists", str(itls[at]))
-        gaps = tuple(span("itls", gap) for gap in itls[at])
-        ttft = span("ttfts", ttfts[at])
-        e2e = fsum((ttft, *gaps)) if latencies is None else span("latencies", latencies[at])
-        return Row(number, time, prompt, output, ttft_s=ttft, e2e_s=e2e if e2e else nan, itl_s=gaps)
-
-    rate = document.get("request_rate")
-    label = f"{document.get('date', '')} rate {rate}".strip()
-    return [RecordedRun(label, n, row)]
+    time = moment("start_times", numeric("start_times", start), start) if timed else None
+    if error or not output:
+        return Row(number, time, prompt, output, failed=True)
+    if not isinstance(gaps, list):
+        raise Malformed("itls is not a list of lists", str(gaps))
+    gaps = tuple(span("itls", gap) for gap in gaps)
+    ttft = span("ttfts", ttft)
+    e2e = fsum((ttft, *gaps)) if latency is None else span("latencies", latency)
+    return Row(number, time, prompt, output, ttft_s=ttft, e2e_s=e2e or nan, itl_s=gaps)
 
 
 def _detailed(document: Any) -> bool:
