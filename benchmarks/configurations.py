@@ -23,7 +23,7 @@ import pandas as pd
 from servecast import memory
 from servecast.calibration import assemble
 from servecast.cost import host
-from servecast.engine import replay
+from servecast.engine import Server, replay
 from servecast.errors import InputError
 from servecast.executor import ModelExecutor
 from servecast.kvcache import BlockPool
@@ -166,7 +166,7 @@ def _simulate(
     )
     policy = Continuous(max_num_seqs=256, max_num_batched_tokens=8192, async_scheduling=True)
     pool = BlockPool(plan.kv_blocks, 16)
-    run = replay(ClosedLoop(users, 0.0, lengths), policy, ModelExecutor(cost), pool, max_model_len=plan.max_model_len)
+    run = replay(ClosedLoop(users, 0.0, lengths), [Server(policy, ModelExecutor(cost), pool, plan.max_model_len)]).run
     served = run.requests
     first = served["first_token_s"] - served["sent_s"]
     pace = (served["finish_s"] - served["first_token_s"]) / (served["generated_tokens"] - 1)

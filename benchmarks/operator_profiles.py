@@ -25,7 +25,7 @@ from servecast import memory
 from servecast.calibration import assemble, steps
 from servecast.cost import host
 from servecast.cost.profile import LeftOut, TabulatedProfile, rounded, save
-from servecast.engine import replay
+from servecast.engine import Server, replay
 from servecast.executor import ModelExecutor
 from servecast.kvcache import BlockPool
 from servecast.policies import Continuous
@@ -148,7 +148,7 @@ def rtx_host(tables: str) -> Host:
     def mean_tpot(step_s: float) -> float:
         cost = assemble.with_host(bare, host.given(step_s)).cost()
         policy = Continuous(max_num_seqs=128, max_num_batched_tokens=2048, async_scheduling=True)
-        run = replay(OpenLoop(columns), policy, ModelExecutor(cost), BlockPool(plan.kv_blocks, 16), max_model_len=8192)
+        run = replay(OpenLoop(columns), [Server(policy, ModelExecutor(cost), BlockPool(plan.kv_blocks, 16), 8192)]).run
         served = run.requests
         pace = (served["finish_s"] - served["first_token_s"]) / (served["output_tokens"] - 1)
         return float(pace[:third].mean())

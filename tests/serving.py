@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from servecast.batch import Batch, StepShape
-from servecast.engine import Run, replay
+from servecast.engine import Run, Server, replay
 from servecast.executor import Affine, ModelExecutor, Stepping
 from servecast.kvcache import BlockPool
 from servecast.workload.clients import OpenLoop, RequestColumns
@@ -42,12 +42,20 @@ def columns(requests) -> RequestColumns:
     return RequestColumns(table[:, 0].copy(), table[:, 1].astype(np.int64), table[:, 2].astype(np.int64))
 
 
+def replayed(
+    client, policy, executor, pool, *, max_model_len, activation_blocks=lambda tokens: 0, restart_s=0.0, **options
+) -> Run:
+    """The run of one replica."""
+    server = Server(policy, executor, pool, max_model_len, activation_blocks, restart_s)
+    return replay(client, [server], **options).run
+
+
 def serve(
     requests, policy, cap=1000, bs=16, cost=None, stepped=False, max_model_len=None, client=None, **options
 ) -> Run:
     """Serve requests (or a client's) under convention C0: ``cap`` KV blocks of ``bs`` tokens."""
     executor = ModelExecutor(cost or StepTime())
-    return replay(
+    return replayed(
         client or OpenLoop(columns(requests)),
         policy,
         Stepping(executor) if stepped else executor,
@@ -122,5 +130,5 @@ def shape_of_rows(batch: Batch) -> StepShape:
 
 
 __all__ = [
-    "SHARED", "Affine", "StepTime", "Watched", "columns", "latencies", "math", "rows_held", "serve", "shape_of_rows",
+    "SHARED", "Affine", "StepTime", "Watched", "columns", "latencies", "math", "replayed", "rows_held", "serve", "shape_of_rows",
 ]  # fmt: skip

@@ -5,9 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from serving import columns, shape_of_rows
+from serving import columns, replayed, shape_of_rows
 
-from servecast.engine import replay
 from servecast.errors import InputError
 from servecast.executor import Measured, Stepping
 from servecast.kvcache import BlockPool
@@ -53,7 +52,7 @@ def requests(count=14):
 def served(model, name, executor=None):
     policy, blocks = POLICIES[name]
     executor = executor or DeviceExecutor(model, slots=6, max_length=256, padded=policy.kind == "padded")
-    run = replay(OpenLoop(columns(requests())), policy, executor, BlockPool(blocks, 16), max_model_len=128)
+    run = replayed(OpenLoop(columns(requests())), policy, executor, BlockPool(blocks, 16), max_model_len=128)
     return run, executor
 
 

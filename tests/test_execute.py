@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from serving import replayed
 
 from servecast import scenario
 from servecast.batch import OutOfMemory
 from servecast.cli import device as commands_device
 from servecast.cli.app import main
-from servecast.engine import replay
 from servecast.errors import InputError
 from servecast.executor import Affine, RanOutError
 from servecast.kvcache import BlockPool
@@ -141,7 +141,7 @@ def test_a_crashed_run_plays_back_bit_for_bit(tmp_path):
     policy, on_device = system.policy, OnDevice("cpu")(system)
 
     def run(executor):
-        return replay(
+        return replayed(
             traffic(loaded.workload, 16).client, policy, executor, BlockPool(400, 16), max_model_len=320, restart_s=1.0
         )
 
@@ -182,7 +182,7 @@ class RunsOut:
 
 def test_the_engine_records_a_device_that_runs_out_and_restarts(tmp_path):
     loaded = scenario.load(str(written(tmp_path)))
-    run = replay(
+    run = replayed(
         traffic(loaded.workload, 16).client, Static(5, 0.0), RunsOut(3), BlockPool(400, 16), max_model_len=320,
         restart_s=10.0,
     )  # fmt: skip

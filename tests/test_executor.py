@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import StepTime, columns, serve
+from serving import StepTime, columns, replayed, serve
 
 from servecast.batch import Batch, StepShape, Tally
-from servecast.engine import replay
 from servecast.errors import InputError
 from servecast.executor import SAME_INSTANT_S, Affine, Measured, ModelExecutor, Stepping, affine_end, first_to_end_at
 from servecast.kvcache import BlockPool
@@ -93,7 +92,7 @@ def test_a_run_played_back_is_that_run(policy, horizon_s):
     requests = [(0.013 * i, 5 + 11 * i % 40, 1 + 7 * i % 30) for i in range(40)]
     cost = StepTime(0.01, 1e-4, 1e-6)
     modelled = serve(requests, policy, cap=20, cost=cost, stepped=True, restart_s=0.05)
-    played = replay(
+    played = replayed(
         OpenLoop(columns(requests)), policy, Playback(modelled.decisions["seconds"]), BlockPool(20, 16),
         max_model_len=320, restart_s=0.05, horizon_s=horizon_s,
     )  # fmt: skip

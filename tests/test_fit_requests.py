@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from serving import replayed
 
 from servecast.calibration import fit_requests as fitting
 from servecast.cost import physics
 from servecast.cost import profile as profiles
 from servecast.cost.fitted import FittedCost
-from servecast.engine import replay
 from servecast.errors import InputError
 from servecast.executor import ModelExecutor
 from servecast.kvcache import BlockPool
@@ -40,7 +40,7 @@ def served(cost, count=400, rate=6.0, seed=3):
         random.integers(64, 3000, count),
         random.integers(1, 300, count),
     )
-    run = replay(
+    run = replayed(
         OpenLoop(columns), Continuous(), ModelExecutor(cost), BlockPool(40_000, 16), max_model_len=8192
     ).requests
     return pd.DataFrame(

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from literal_vllm import Request, schedule
-from serving import StepTime, Watched, columns
+from serving import StepTime, Watched, columns, replayed
 
 from servecast.batch import Batch
-from servecast.engine import replay
 from servecast.executor import ModelExecutor, Stepping
 from servecast.kvcache import BlockPool
 from servecast.policies import Continuous
@@ -88,7 +87,7 @@ def test_every_step_is_the_literal_one(load, options, blocks, size, stepped):
         priority=np.array([row[3] for row in load]),
         prefix_ids=prefixes,
     )
-    run = replay(
+    run = replayed(
         OpenLoop(requests),
         policy,
         Stepping(executor) if stepped else executor,

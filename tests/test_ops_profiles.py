@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from counting import opcodes
+from serving import replayed
 
 from servecast import memory
 from servecast.batch import StepShape
@@ -22,7 +23,6 @@ from servecast.calibration import fit_requests
 from servecast.cost import host
 from servecast.cost import profile as profiles
 from servecast.cost.profile import TabulatedProfile
-from servecast.engine import replay
 from servecast.executor import ModelExecutor, Stepping
 from servecast.kvcache import BlockPool
 from servecast.policies import Continuous
@@ -57,7 +57,7 @@ def simulated(cost, run, *, max_num_seqs, tokens, blocks, max_model_len, offset_
     policy = Continuous(max_num_seqs=max_num_seqs, max_num_batched_tokens=tokens, async_scheduling=True)
     executor = ModelExecutor(cost)
     executor = executor if wrap is None else wrap(executor)
-    served = replay(client, policy, executor, BlockPool(blocks, 16), max_model_len=max_model_len).requests
+    served = replayed(client, policy, executor, BlockPool(blocks, 16), max_model_len=max_model_len).requests
     ttft = served["first_token_s"] - served["sent_s"] + 2 * offset_s
     e2e = served["finish_s"] - served["sent_s"] + 2 * offset_s
     return ttft, e2e

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving import StepTime, columns
+from serving import StepTime, columns, replayed
 from test_laws import assert_same_run, policies, pools
 
 from servecast.batch import StepShape
-from servecast.engine import replay
+from servecast.engine import Server, replay
 from servecast.executor import Measured, ModelExecutor, Stepping
 from servecast.kvcache import BlockPool
 from servecast.policies import Continuous, Static
-from servecast.replicas import ROUTERS, LeastOutstanding, PrefixAffinity, RoundRobin, Server, replay_together
 from servecast.requests import Request, Status
+from servecast.routers import ROUTERS, LeastOutstanding, PrefixAffinity, RoundRobin
 from servecast.workload.clients import ClosedLoop, HeldBack, LengthColumns, OpenLoop, RequestColumns
 from servecast.workload.sessions import Sessions
 
@@ -66,7 +66,8 @@ def system(client, policy, count, router="round_robin", stepped=False, cost=None
         executor = ModelExecutor(cost or StepTime())
         return Server(policy, Stepping(executor) if stepped else executor, BlockPool(cap, bs), cap * bs, restart_s=0.03)
 
-    return replay_together(client, [server() for _ in range(count)], ROUTERS[router](), **options)
+    router = ROUTERS[router] if isinstance(router, str) else router
+    return replay(client, [server() for _ in range(count)], router(), **options)
 
 
 def turns(table, delays):
@@ -89,22 +90,28 @@ def turns(table, delays):
 horizons = st.sampled_from([math.inf, 0.2])
 
 
+class ToTheFirst:
+    """Leaves every other replica idle."""
+
+    def choose(self, request, now, loads, up):
+        return 0
+
+
 @settings(max_examples=200)
-@given(loads(), policies, pools, routers, horizons)
-def test_one_replica_is_the_engine(load, policy, pool, router, horizon_s):
-    alone = system(load.client(), policy, 1, router, cost=load.cost, horizon_s=horizon_s, **pool)
-    plain = replay(
-        load.client(), policy, ModelExecutor(load.cost), BlockPool(pool["cap"], pool["bs"]),
-        max_model_len=pool["cap"] * pool["bs"], restart_s=0.03, horizon_s=horizon_s,
-    )  # fmt: skip
-    for name, column in plain.requests.items():
-        np.testing.assert_allclose(alone.run.requests[name], column, rtol=0, atol=1e-9, err_msg=name)
-    for name, column in plain.decisions.items():
-        np.testing.assert_allclose(alone.run.decisions[name], column, rtol=0, atol=1e-9, err_msg=name)
-    assert alone.run.end_s == pytest.approx(plain.end_s, abs=1e-9)
-    assert len(alone.run.oom) == len(plain.oom)
-    np.testing.assert_allclose(alone.run.gaps, plain.gaps, rtol=0, atol=1e-9)
-    assert not alone.replica.any()
+@given(loads(), policies, pools, horizons)
+def test_arrivals_that_nobody_foresaw_change_nothing(load, policy, pool, horizon_s):
+    """One replica knows the next arrival when it decides; one of two learns of it as it comes. They do the same."""
+    system_of_two = system(load.client(), policy, 2, ToTheFirst, cost=load.cost, horizon_s=horizon_s, **pool)
+    alone = system(load.client(), policy, 1, cost=load.cost, horizon_s=horizon_s, **pool).run
+    [first, idle] = system_of_two.runs
+    for name, column in alone.requests.items():
+        np.testing.assert_allclose(first.requests[name], column, rtol=0, atol=1e-9, err_msg=name)
+    for name, column in alone.decisions.items():
+        np.testing.assert_allclose(first.decisions[name], column, rtol=0, atol=1e-9, err_msg=name)
+    assert first.end_s == pytest.approx(alone.end_s, abs=1e-9)
+    assert len(first.oom) == len(alone.oom)
+    np.testing.assert_allclose(first.gaps, alone.gaps, rtol=0, atol=1e-9)
+    assert not system_of_two.replica.any() and not len(idle.requests["id"]) and not len(idle.decisions["start_s"])
 
 
 @settings(max_examples=400)
@@ -146,7 +153,7 @@ def test_round_robin_of_an_open_loop_is_so_many_engines():
     cost, policy = StepTime(0.01, 1e-4, 1e-6), Continuous(8, 256)
     made = system(OpenLoop(columns(table)), policy, 3, cost=cost)
     for at, run in enumerate(made.runs):
-        own = replay(
+        own = replayed(
             OpenLoop(columns(table[at::3])), policy, ModelExecutor(cost), BlockPool(1000, 16), max_model_len=16000
         )
         np.testing.assert_allclose(run.requests["finish_s"], own.requests["finish_s"], rtol=0, atol=1e-9)
@@ -233,12 +240,12 @@ def test_a_replica_that_restarts_is_passed_over():
     server = [
         Server(Static(1, 0.0), ModelExecutor(StepTime()), BlockPool(cap, 4), 4 * cap, restart_s=9.0) for cap in (9, 90)
     ]
-    made = replay_together(OpenLoop(columns(table)), server, Up())
+    made = replay(OpenLoop(columns(table)), server, Up())
     assert made.run.requests["status"].tolist() == [Status.COMPLETED] * 4  # clamped to what fits: no crash
     tight = [Server(Static(2, 0.0), ModelExecutor(StepTime()), BlockPool(cap, 4), 36, restart_s=9.0) for cap in (9, 90)]
     table = [(0.0, 15, 18), (0.0, 1, 1), (0.0, 15, 18), (0.0, 1, 1), (0.3, 1, 1), (0.31, 1, 1)]
     asked.clear()
-    made = replay_together(OpenLoop(columns(table)), tight, Up())
+    made = replay(OpenLoop(columns(table)), tight, Up())
     assert made.run.requests["status"].tolist() == [Status.OOM, 0, Status.OOM, 0, 0, 0]
     assert asked[-2:] == [[1], [1]]
     assert made.replica.tolist() == [0, 1, 0, 1, 1, 1]
@@ -271,9 +278,9 @@ def test_measured_iterations_cannot_be_undone():
         def run(self, batch, until=math.inf):
             return Measured([0.01] * batch.iterations)
 
-    server = Server(Continuous(4, 64), Device(), BlockPool(100, 16), 1600)
+    servers = [Server(Continuous(4, 64), Device(), BlockPool(100, 16), 1600) for _ in range(2)]
     with pytest.raises(AssertionError, match="undone"):
-        replay_together(OpenLoop(columns([(0.0, 1, 50), (0.1, 1, 1)])), [server], LeastOutstanding())
+        replay(OpenLoop(columns([(0.0, 1, 50), (0.0, 1, 50), (0.1, 1, 1)])), servers, LeastOutstanding())
 
 
 def test_shape_of_the_merged_log():

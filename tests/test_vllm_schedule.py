@@ -11,10 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from serving import SHARED, StepTime, Watched, columns
+from serving import SHARED, StepTime, Watched, columns, replayed
 
 from servecast.batch import Batch
-from servecast.engine import replay
 from servecast.executor import ModelExecutor, Stepping
 from servecast.kvcache import BlockPool
 from servecast.policies import Continuous
@@ -63,7 +62,7 @@ def test_every_step_is_the_recorded_one(path, stepped):
     )
     pool = BlockPool(arguments["num_gpu_blocks"] - 1, arguments["block_size"])
     executor = ModelExecutor(StepTime(0.010, per_token=0.0001))
-    run = replay(
+    run = replayed(
         OpenLoop(recorded(requests, arguments["block_size"])),
         policy,
         Stepping(executor) if stepped else executor,

@@ -1,14 +1,22 @@
-"""The simulator: one SimPy process per replica that schedules, waits as long as the step takes, and commits.
+"""The simulator: one replica, or several behind a router, simulated as one system in one SimPy process.
 
-The loop asks the policy for a decision and the executor for its duration; nothing else advances the clock. One
-decision may cover many iterations (see `policies.decoding`), so a run costs events per decision, not per token. Every
-arrival that matters is known when a decision is made, since clients react only to answers and an answer ends a
-decision; a run that an arrival could change ends at the first iteration boundary at or after it.
+A replica asks its policy for a decision and its executor for how long that takes; nothing else advances the clock. One
+decision may cover many iterations (see `policies.decoding`), so a run costs events per decision, not per token. An
+arrival that could change a decision ends its run at the first iteration boundary at or after it. With one replica the
+next arrival is known when a decision is made, since clients react only to answers and an answer ends a decision. With
+several replicas nobody knows which of them the next request will go to: each runs as far as its policy allows, and an
+arrival cuts short the run of the replica that gets it, and of no other.
+
+Times within `SAME_INSTANT_S` are one instant. In an instant come first all iterations that end, replica by replica,
+with their answers; then all arrivals, those set off by these answers included; then the decisions. So a router sees
+every answer of the instant, and what arrives as an iteration ends is seen by the next decision. The process steps from
+instant to instant, because SimPy orders equal times by when they were scheduled, which a coalesced run does earlier
+than a stepped one.
 
 A policy that schedules ahead decides on a step while the one before it runs: it sees what had arrived when that one
-started. An arrival so takes one decision to be seen and the next to be admitted.
+started. So an arrival is seen one decision late.
 
-Times within `SAME_INSTANT_S` are one instant, and what arrives as an iteration ends is seen by the next decision.
+Left out: replicas that start or stop.
 """
 
 from __future__ import annotations
@@ -17,25 +25,28 @@ import gc
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simpy
 
 from servecast.batch import DECISION_COLUMNS, Batch, OutOfMemory, Tally, Wait
 from servecast.errors import InputError
-from servecast.executor import SAME_INSTANT_S, Affine, Measured, RanOutError
+from servecast.executor import SAME_INSTANT_S, Affine, RanOutError, cut, first_to_end_at
 from servecast.log import Log
 from servecast.requests import Request, Sequence, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+    from collections.abc import Sequence as SequenceOf
 
     from numpy.typing import NDArray
 
     from servecast.executor import Durations, Executor
     from servecast.kvcache import BlockPool
     from servecast.policies.state import Policy, Queue
+    from servecast.routers import Router
+    from servecast.workload.clients import Client
 
 #: Columns of a run's requests. Unknown times are NaN.
 REQUEST_COLUMNS = (
@@ -59,36 +70,38 @@ LATEST_S = 1e8
 #: Preemptions without a token in between after which there will never be one.
 _MOST_FRUITLESS = 10_000
 _FLUSH_EVERY = 512
-_nan = math.nan
+_inf, _nan = math.inf, math.nan
 _PREEMPTED = Tally._fields.index("preempted")
 _COMPLETED = int(Status.COMPLETED)  # converts faster than the enumeration
 
 
-class Client(Protocol):
-    """Where requests come from."""
+@dataclass(frozen=True)
+class Server:
+    """What one replica is made of. The pool is its own.
 
-    def next_send(self) -> float:
-        """When the next request known by now reaches the server [s]; infinite if none is."""
+    max_model_len : a prompt of so many tokens or more is rejected, outputs are clamped to it; it must fit the pool
+    activation_blocks : see `Policy.start`
+    restart_s : time [s] that passes after running out of memory
+    """
 
-    def send(self) -> tuple[Request, float]:
-        """That request, and the time it reaches the server [s]: later than its arrival if the client held it back."""
-
-    def answered(self, request: Request, now: float) -> None:
-        """Its request has been served."""
-
-    def failed(self, request: Request, now: float) -> None:
-        """Its request was rejected, or lost as the engine crashed."""
+    policy: Policy
+    executor: Executor
+    pool: BlockPool
+    max_model_len: int
+    activation_blocks: Callable[[int], int] = lambda tokens: 0
+    restart_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a replay returns: flat tables, from which every metric follows.
+    """What a replica did, or all of them as one: flat tables, from which every metric follows.
 
     requests : REQUEST_COLUMNS, a row a request, in order of id
-    decisions : DECISION_COLUMNS, a row a scheduling decision
+    decisions : DECISION_COLUMNS, a row a scheduling decision, in order of start
     gaps : inter-token gaps [s] that are not one iteration long (a preempted sequence's)
     oom : crashes
     end_s : when the last thing happened, or the horizon
+    kv_blocks_total : usable blocks of one replica
     """
 
     requests: dict[str, NDArray[Any]]
@@ -100,31 +113,37 @@ class Run:
     respond: str
 
 
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay returns.
+
+    runs : of each replica, its requests with their ids of the whole workload; all end when the last one does
+    run : all of them as one
+    replica : (requests,) which replica each request of ``run`` was sent to
+    """
+
+    runs: tuple[Run, ...]
+    run: Run
+    replica: NDArray[np.int64]
+
+
 def replay(
     client: Client,
-    policy: Policy,
-    executor: Executor,
-    pool: BlockPool,
+    servers: SequenceOf[Server],
+    router: Router | None = None,
     *,
-    max_model_len: int,
-    activation_blocks: Callable[[int], int] = lambda tokens: 0,
-    restart_s: float = 0.0,
-    horizon_s: float = math.inf,
+    horizon_s: float = _inf,
     progress: Callable[[int], None] | None = None,
-) -> Run:
-    """Serve a client's requests with one replica until all have ended, or until ``horizon_s``.
+) -> Replayed:
+    """Serve a client's requests until all have ended, or until ``horizon_s``.
 
-    A prompt of ``max_model_len`` tokens or more is rejected; outputs are clamped to it. ``max_model_len`` must fit the
-    pool. ``activation_blocks``: see `Policy.start`. ``restart_s`` [s] passes after running out of memory. ``progress``
-    is called now and then with the number of requests that have ended.
+    ``router`` chooses among several replicas. ``progress`` is called now and then with the number of requests that have
+    ended. Of several replicas no executor may return several measured iterations at once: they could not be undone
+    when a request arrives.
     """
-    assert max_model_len <= pool.total * pool.block_size, (max_model_len, pool.total)
+    system = _System(client, servers, router, horizon_s)
     environment = simpy.Environment()
-    replica = Replica(client, policy, executor, pool, max_model_len, activation_blocks)
-    replica.restart_s = restart_s
-    replica.horizon_s = horizon_s
-    replica.progress = progress
-    environment.process(replica.serve(environment))
+    environment.process(system.serve(environment, progress))
     collecting = gc.isenabled()
     gc.disable()  # nothing made in a run is cyclic, and looking for cycles among a million rows takes 5 % of the time
     try:
@@ -132,121 +151,73 @@ def replay(
     finally:
         if collecting:
             gc.enable()
-    return replica.result()
+    return _joined([replica.result() for replica in system.replicas])
 
 
-class Replica:
-    """One engine: its state, its clock, and the tables it writes."""
+class _System:
+    """Replicas with one client and one clock."""
 
-    def __init__(
-        self,
-        client: Client,
-        policy: Policy,
-        executor: Executor,
-        pool: BlockPool,
-        max_model_len: int,
-        activation_blocks: Callable[[int], int],
-    ) -> None:
+    def __init__(self, client: Client, servers: SequenceOf[Server], router: Router | None, horizon_s: float) -> None:
+        assert servers, "no replica"
+        assert len(servers) == 1 or router is not None, "several replicas need a router"
         self.client = client
-        self.policy = policy
-        self.executor = executor
-        self.max_model_len = max_model_len
-        self.state = policy.start(pool, activation_blocks)
-        #: Where arrivals go: the queue, or what a scheduler that decides a step ahead has not seen yet.
-        self.inbox: Queue = deque() if self.state.ahead else self.state.waiting
-        self.now = 0.0
-        self.restart_s = 0.0
-        self.horizon_s = math.inf
-        self.progress: Callable[[int], None] | None = None
-        self.requests = Log(REQUEST_COLUMNS)
-        self.decisions = Log(DECISION_COLUMNS)
-        self.oom: list[OutOfMemory] = []
-        self.ended = 0
-        self._progress = (0, 0)
-        self._fruitless = 0
+        self.router = router if len(servers) > 1 else None
+        self.horizon_s = horizon_s
+        told = client if len(servers) == 1 else _InOrder(client)
+        self.replicas = [_Replica(server, told, horizon_s, len(servers) == 1) for server in servers]
 
-    def serve(self, environment: simpy.Environment) -> Generator[simpy.Event, None, None]:
-        """The loop. What it touches at each decision is kept at hand: this is where a run spends its time."""
-        state, horizon = self.state, self.horizon_s
-        timeout, next_send, schedule = environment.timeout, self.client.next_send, self.policy.schedule
-        run, commit, log = self.executor.run, state.commit, self.decisions.rows
-        ahead, inbox = state.ahead, self.inbox
-        now = seen = 0.0
-        instant = SAME_INSTANT_S
+    def serve(
+        self, environment: simpy.Environment, progress: Callable[[int], None] | None
+    ) -> Generator[simpy.Event, None, None]:
+        """The one loop: from instant to instant."""
+        timeout, next_send = environment.timeout, self.client.next_send
+        replicas, horizon, instant = self.replicas, self.horizon_s, self._instant
+        first, alone = replicas[0], len(replicas) == 1
+        clock = sends = 0.0
         until_flush = _FLUSH_EVERY
-        while now < horizon:
-            sends = next_send()
-            while sends <= now + instant:
-                if sends > now:
-                    now = sends
-                sends = self._receive(now)
-            if ahead:
-                self._show(seen)
-                decision = schedule(now, state)
-                if isinstance(decision, Wait) and inbox:
-                    self._show(now)  # nothing was decided on ahead
-                    decision = schedule(now, state)
-                if inbox:
-                    sends = inbox[0].sent_s  # it must not wait for longer than the step that is decided on now
-            else:
-                decision = schedule(now, state)
-            if type(decision) is Batch:
-                try:
-                    durations = run(decision, sends - now) if decision.interruptible else run(decision)
-                except RanOutError as ran_out:
-                    seen = min(self._crash(ran_out, now), horizon)
-                    yield timeout(seen - now)
-                    now = seen
-                    continue
-                end = now + durations.total
-                if end > horizon:
-                    whole = cut(durations, horizon - now)
-                    if whole is None:
-                        now = horizon
-                        break
-                    durations = whole
-                    end = now + durations.total
-                yield timeout(end - now)
-                if sends < end and next_send() < end:
-                    self._receive(end)  # a client may react to a rejection before the step ends
-                finished = commit(decision, durations.count, end)
-                if type(durations) is Affine:
-                    log += (
-                        (now, durations.count, end - now, durations.base),
-                        decision.shape,
-                        decision.tally,
-                        (state.blocks_in_use, len(finished)),
-                    )
-                else:
-                    self._log_pieces(decision, durations, now, len(finished))
-                now = end
-                if ahead:
-                    seen = end - durations.last
-                if finished:
-                    self._answer(finished, end)
-            elif isinstance(decision, OutOfMemory):
-                seen = min(self._crash(decision, now), horizon)
-                yield timeout(seen - now)
-                now = seen
-            else:
-                assert isinstance(decision, Wait)
-                end = min(decision.until, sends)
-                if end == math.inf:
-                    break
-                seen = min(end, horizon)
-                yield timeout(seen - now)
-                now = seen
+        while True:
+            # One replica sleeps through arrivals: what they change was known when it decided.
+            now = first.wake if alone else min([next_send(), *[replica.wake for replica in replicas]])
+            if now >= horizon:
+                break
+            yield timeout(now - clock)
+            clock = now
+            sends = instant(now, sends)
+            for replica in replicas:
+                if replica.free:
+                    replica.decide(sends if alone else _inf)
             until_flush -= 1
             if not until_flush:
                 until_flush = _FLUSH_EVERY
-                self._flush()
+                for replica in replicas:
+                    replica.flush()
+                if progress is not None:
+                    progress(sum(replica.ended for replica in replicas))
         self._settle(now)
 
-    def _receive(self, until: float) -> float:
-        """Queue what arrives by ``until`` [s], rejecting what can never be served; when the next request will."""
-        client, limit = self.client, self.max_model_len
-        enqueue = self.inbox.append
-        while (sends := client.next_send()) <= until:
+    def _instant(self, now: float, sends: float) -> float:
+        """End what ends now, then let in what arrives; when the next request known by then reaches the server [s].
+
+        ``sends``: what the last instant said of that.
+        """
+        next_send = self.client.next_send
+        if sends < now and next_send() < now:
+            self._receive(now)  # a client may react to a rejection before the step ends
+        while True:
+            for replica in self.replicas:
+                if replica.wake <= now + SAME_INSTANT_S:
+                    replica.end()
+            sends = next_send()
+            if sends > now + SAME_INSTANT_S:
+                return sends
+            while sends <= now + SAME_INSTANT_S:
+                now = max(now, sends)
+                sends = self._receive(now)
+
+    def _receive(self, now: float) -> float:
+        """Hand out what has arrived by ``now`` [s]; when the next request will."""
+        client, replicas = self.client, self.replicas
+        while (sends := client.next_send()) <= now:
             request, sent_s = client.send()
             if sent_s > LATEST_S:
                 raise InputError(
@@ -254,35 +225,195 @@ class Replica:
                     f"a request arrives after {sent_s:g} s: beyond {LATEST_S:g} s (three years) the clock no longer "
                     "tells steps apart; shift the times to their start, or think and wait for less",
                 )
-            room = limit - request.prompt_tokens
-            if room > 0:
-                output = request.output_tokens
-                enqueue(Sequence(request, sent_s, output if output < room else room))
+            if self.router is None:
+                replicas[0].take(request, sent_s)
             else:
-                self._record(Sequence(request, sent_s, 0), Status.REJECTED, _nan)
-                client.failed(request, sent_s)
+                up = [at for at, replica in enumerate(replicas) if not replica.down] or range(len(replicas))
+                chosen = replicas[self.router.choose(request, now, replicas, up)]
+                chosen.take(request, sent_s)
+                chosen.disturb(sent_s)
         return sends
 
+    def _settle(self, now: float) -> None:
+        """Record what a horizon cut off; ``now`` [s] is when the next thing would have happened."""
+        if now < _inf:
+            self._instant(self.horizon_s, 0.0)
+        end = max(replica.now for replica in self.replicas)
+        for replica in self.replicas:
+            replica.settle(end if now == _inf else max(self.horizon_s, end))
+
+
+class _InOrder:
+    """The way back to the client. Answers of one instant come replica by replica; a client is told in order of time."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._told_s = 0.0
+
+    def answered(self, request: Request, now: float) -> None:
+        self._told_s = now = max(now, self._told_s)
+        self._client.answered(request, now)
+
+    def failed(self, request: Request, now: float) -> None:
+        self._told_s = now = max(now, self._told_s)
+        self._client.failed(request, now)
+
+
+class _Replica:
+    """One engine: its state, its clock, and the tables it writes.
+
+    now : up to when it has been simulated [s]; while a batch runs, when that started
+    wake : when what it does now (run, wait, restart) ends [s]
+    free : it may decide in this instant
+    down : it restarts after a crash
+    """
+
+    def __init__(self, server: Server, client: Client | _InOrder, horizon_s: float, alone: bool) -> None:
+        pool = server.pool
+        assert server.max_model_len <= pool.total * pool.block_size, (server.max_model_len, pool.total)
+        self.client = client
+        self._alone = alone
+        self.policy = server.policy
+        self.schedule = server.policy.schedule
+        self.execute = server.executor.run
+        self.max_model_len = server.max_model_len
+        self.restart_s = server.restart_s
+        self.horizon_s = horizon_s
+        self.state = self.policy.start(pool, server.activation_blocks)
+        #: Where arrivals go: the queue, or what a scheduler that decides a step ahead has not seen yet.
+        self.inbox: Queue = deque() if self.state.ahead else self.state.waiting
+        self.now = self.wake = 0.0
+        self.free = self.down = False
+        self.taken = self.ended = 0
+        self.requests = Log(REQUEST_COLUMNS)
+        self.decisions = Log(DECISION_COLUMNS)
+        self._log = self.decisions.rows
+        self.oom: list[OutOfMemory] = []
+        self._seen = 0.0  # what had arrived by then is seen by a scheduler that decides a step ahead
+        self._resting = False  # nothing to do: an arrival changes that
+        self._batch: Batch | None = None
+        self._durations: Durations = Affine(0.0, 0.0, 1)  # of the batch that runs
+        self._progress = (0, 0)
+        self._fruitless = 0
+
+    @property
+    def outstanding(self) -> int:
+        return self.taken - self.ended
+
+    def kv_blocks(self, now: float) -> int:
+        """KV blocks its running sequences hold at ``now`` [s], those of the iterations that have ended included."""
+        ended = 0
+        if self._batch is not None and self._durations.count > 1:
+            ended = self._durations.ended_by(now - self.now)
+        return self.state.held_after(ended)
+
+    def take(self, request: Request, sent_s: float) -> None:
+        """Queue a request that reaches the server at ``sent_s``; one that can never be served is rejected."""
+        self.taken += 1
+        if self.free and sent_s > self.now:
+            self.now = sent_s
+        room = self.max_model_len - request.prompt_tokens
+        if room > 0:
+            output = request.output_tokens
+            self.inbox.append(Sequence(request, sent_s, output if output < room else room))
+        else:
+            self._record(Sequence(request, sent_s, 0), Status.REJECTED, _nan)
+            self.client.failed(request, sent_s)
+
+    def disturb(self, now: float) -> None:
+        """What was taken at ``now`` [s] was not foreseen: end a run that it could change, and a wait at once."""
+        batch, durations = self._batch, self._durations
+        if batch is not None:
+            if batch.interruptible and durations.count > 1:
+                assert isinstance(durations, Affine), "several measured iterations cannot be undone"
+                count = first_to_end_at(durations.base, durations.slope, now - self.now)
+                if count < durations.count:
+                    self._durations = Affine(durations.base, durations.slope, count)
+                    self.wake = self.now + self._durations.total
+        elif self._resting:
+            self.wake = max(self.now, now)
+            self.end()
+
+    def decide(self, sends: float) -> None:
+        """What is next, at ``now``; the next request that this replica can know of comes at ``sends`` [s]."""
+        self.free = False
+        now, horizon, state = self.now, self.horizon_s, self.state
+        if now >= horizon:
+            self.wake = horizon
+            return
+        if state.ahead:
+            decision, sends = self._decide_ahead(now, sends)
+        else:
+            decision = self.schedule(now, state)
+        if type(decision) is Batch:
+            try:
+                durations = self.execute(decision, sends - now) if decision.interruptible else self.execute(decision)
+            except RanOutError as ran_out:
+                self._crash(ran_out, now)
+                return
+            end = now + durations.total
+            if end > horizon:
+                whole = cut(durations, horizon - now)
+                if whole is None:
+                    self.wake = horizon
+                    return
+                durations = whole
+                end = now + durations.total
+            self._batch, self._durations, self.wake = decision, durations, end
+        elif isinstance(decision, OutOfMemory):
+            self._crash(decision, now)
+        else:
+            assert isinstance(decision, Wait)
+            self._resting = True
+            until = min(decision.until, sends)
+            self.wake = until if until == _inf else min(until, horizon)
+
+    def _decide_ahead(self, now: float, sends: float) -> tuple[Any, float]:
+        """A decision that knows what had arrived when the step before it started, and until when it may run [s]."""
+        self._show(self._seen)
+        decision = self.schedule(now, self.state)
+        if isinstance(decision, Wait) and self.inbox:
+            self._show(now)  # nothing was decided on ahead
+            decision = self.schedule(now, self.state)
+        # Who is in the inbox must not wait for longer than the step that is decided on now.
+        return decision, self.inbox[0].sent_s if self.inbox else sends
+
     def _show(self, until: float) -> None:
-        """Let the scheduler see what had arrived by ``until`` [s], when it decided on the next step."""
+        """Let the scheduler see what had arrived by ``until`` [s]."""
         inbox, enqueue = self.inbox, self.state.waiting.append
         while inbox and inbox[0].sent_s <= until + SAME_INSTANT_S:
             enqueue(inbox.popleft())
 
-    def _answer(self, finished: list[Sequence], now: float) -> None:
-        """Send the last token of these sequences to their clients."""
-        answered, log = self.client.answered, self.requests.rows.append
-        for sequence in finished:
-            request = sequence.request
-            log(
-                (
-                    request.id, request.arrival_s, sequence.sent_s, request.prompt_tokens, request.output_tokens,
-                    sequence.output_limit, sequence.generated, sequence.scheduled_s, sequence.first_token_s, now,
-                    _COMPLETED, sequence.preemptions, sequence.recomputed, sequence.slot,
-                )
-            )  # fmt: skip
-            answered(request, now)
-        self.ended += len(finished)
+    def end(self) -> None:
+        """What ran, waited or was down until ``wake`` has ended."""
+        batch, durations, start, end = self._batch, self._durations, self.now, self.wake
+        self.wake = _inf
+        self.now = end
+        self.free = True
+        if batch is None:
+            self.down = self._resting = False
+            self._seen = end
+            return
+        self._batch = None
+        state = self.state
+        finished = state.commit(batch, durations.count, end)
+        if self._alone and type(durations) is Affine:  # several replicas log exact seconds, not a difference of times
+            log = self._log
+            log += (
+                (start, durations.count, end - start, durations.base),
+                batch.shape,
+                batch.tally,
+                (state.blocks_in_use, len(finished)),
+            )
+        else:
+            self._log_pieces(batch, durations, start, len(finished))
+        if state.ahead:
+            self._seen = end - durations.last
+        if finished:
+            answered, record = self.client.answered, self._record
+            for sequence in finished:
+                record(sequence, _COMPLETED, end)
+                answered(sequence.request, end)
 
     def _log_pieces(self, batch: Batch, durations: Durations, start: float, finished: int) -> None:
         """Log a run of measured iterations as affine pieces, each with the shape it started with."""
@@ -301,12 +432,11 @@ class Replica:
                 max_context=shape.max_context + piece.count,
             )
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Turn what was logged into columns."""
         self._watch()
         self.requests.flush()
         self.decisions.flush()
-        if self.progress is not None:
-            self.progress(self.ended)
 
     def _watch(self) -> None:
         """Sequences may preempt each other for ever, as they may in vLLM; a simulation must end."""
@@ -322,8 +452,8 @@ class Replica:
                 "give more blocks, fewer sequences, or scheduler_reserve_full_isl: true",
             )
 
-    def _crash(self, event: OutOfMemory | RanOutError, now: float) -> float:
-        """Lose what runs, as the policy foresaw or a device found out; when the engine is up again [s]."""
+    def _crash(self, event: OutOfMemory | RanOutError, now: float) -> None:
+        """Lose what runs, as the policy foresaw or a device found out, and restart."""
         lost = self.state.crash()
         for sequence in lost:
             self._record(sequence, Status.OOM, _nan)
@@ -331,23 +461,21 @@ class Replica:
         if isinstance(event, RanOutError):
             event = OutOfMemory(now, len(lost), event.wanted_bytes, event.available_bytes)
         self.oom.append(event)
-        return now + self.restart_s
+        self.down = True
+        self.wake = min(now + self.restart_s, self.horizon_s)
 
-    def _settle(self, now: float) -> None:
-        """Record what a horizon cut off: all that had arrived by then and has not ended."""
+    def settle(self, now: float) -> None:
+        """Record what has not ended by ``now`` [s]."""
         self.now = now
-        if self.horizon_s < math.inf:
-            self._receive(now + SAME_INSTANT_S)
-            if self.state.ahead:
-                self._show(now)
+        if self.state.ahead:
+            self._show(now)
         for sequence in self.state.settle():
             self._record(sequence, Status.UNFINISHED, _nan)
 
-    def _record(self, sequence: Sequence, status: Status, finish_s: float) -> None:
+    def _record(self, sequence: Sequence, status: int, finish_s: float) -> None:
         self.ended += 1
         request = sequence.request
-        scheduled = sequence.scheduled_s
-        first = sequence.first_token_s
+        scheduled, first = sequence.scheduled_s, sequence.first_token_s
         self.requests.rows.append(
             (
                 request.id, request.arrival_s, sequence.sent_s, request.prompt_tokens, request.output_tokens,
@@ -359,11 +487,8 @@ class Replica:
 
     def result(self) -> Run:
         requests = self.requests.columns()
-        order = np.argsort(requests["id"], kind="stable")
-        for name in requests:
-            requests[name] = requests[name][order]
         return Run(
-            requests=requests,
+            requests=_ordered(requests, np.argsort(requests["id"], kind="stable")),
             decisions=self.decisions.columns(),
             gaps=np.array(self.state.gaps, dtype=np.float64),
             oom=self.oom,
@@ -373,11 +498,27 @@ class Replica:
         )
 
 
-def cut(durations: Durations, time: float) -> Durations | None:
-    """The iterations that end at or before ``time`` [s] from their start; None if none does."""
-    count = durations.ended_by(time)
-    if not count:
-        return None
-    if isinstance(durations, Affine):
-        return Affine(durations.base, durations.slope, count)
-    return Measured([piece.base for piece in durations.pieces()][:count])
+def _joined(runs: list[Run]) -> Replayed:
+    """The runs of all replicas, and all of them as one."""
+    first = runs[0]
+    if len(runs) == 1:
+        return Replayed((first,), first, np.zeros(len(first.requests["id"]), np.int64))
+    requests = {name: np.concatenate([run.requests[name] for run in runs]) for name in first.requests}
+    decisions = {name: np.concatenate([run.decisions[name] for run in runs]) for name in first.decisions}
+    order = np.argsort(requests["id"], kind="stable")
+    whole = Run(
+        requests=_ordered(requests, order),
+        decisions=_ordered(decisions, np.argsort(decisions["start_s"], kind="stable")),
+        gaps=np.concatenate([run.gaps for run in runs]),
+        oom=sorted((event for run in runs for event in run.oom), key=lambda event: event.time_s),
+        end_s=max(run.end_s for run in runs),
+        kv_blocks_total=first.kv_blocks_total,
+        respond=first.respond,
+    )
+    return Replayed(
+        tuple(runs), whole, np.repeat(np.arange(len(runs)), [len(run.requests["id"]) for run in runs])[order]
+    )
+
+
+def _ordered(columns: dict[str, NDArray[Any]], order: NDArray[np.intp]) -> dict[str, NDArray[Any]]:
+    return {name: column[order] for name, column in columns.items()}

@@ -122,6 +122,16 @@ class Measured:
             yield Affine(seconds, 0.0, 1)
 
 
+def cut(durations: Durations, time: float) -> Durations | None:
+    """The iterations that end at or before ``time`` [s] from their start; None if none does."""
+    count = durations.ended_by(time)
+    if not count:
+        return None
+    if isinstance(durations, Affine):
+        return Affine(durations.base, durations.slope, count)
+    return Measured([piece.base for piece in durations.pieces()][:count])
+
+
 class Executor(Protocol):
     """Runs batches, or says how long that would take."""
 

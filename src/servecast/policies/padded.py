@@ -34,6 +34,9 @@ class PaddedState(ClosedState):
         self.padded += iterations
         self.pool.take(self.pool.blocks(len(self.running) * self.padded) - self.pool.held)
 
+    def held_after(self, iterations: int) -> int:
+        return self.pool.blocks(len(self.running) * (self.padded + iterations)) if iterations else self.pool.held
+
     def rows(self, batch: Batch) -> Iterator[Row]:
         if batch.prefill:
             for sequence in self.running:

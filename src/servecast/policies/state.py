@@ -161,6 +161,10 @@ class State:
             self.release(finished)
         return finished
 
+    def held_after(self, iterations: int) -> int:
+        """KV blocks held when so many more iterations of the decode rows have ended."""
+        return self.pool.held + (self.decoding.blocks_needed(iterations) if iterations else 0)
+
     def release_ended(self) -> bool:
         """Take back seats and blocks of rows that ended a decision ago; whether there were any."""
         ended, self.ended = self.ended, []

@@ -10,11 +10,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from servecast.engine import replay
+from servecast.engine import Server, replay
 from servecast.executor import ModelExecutor
 from servecast.kvcache import BlockPool
 from servecast.metrics import Hardware, Slo, Tenants, summarise
-from servecast.replicas import ROUTERS, Server, replay_together
+from servecast.routers import ROUTERS
 from servecast.scenario.serving import activation_blocks, plan, require_whole_prompts_fit, serving, step_set_aside
 from servecast.scenario.traffic import traffic
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from servecast.cost.model import CostModel
-    from servecast.engine import Client, Run
+    from servecast.engine import Run
     from servecast.executor import Executor, PricedSteps
     from servecast.memory import MemoryPlan
     from servecast.metrics import Window
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from servecast.scenario.schema import Workload
     from servecast.scenario.serving import Serving
     from servecast.scenario.traffic import Traffic
+    from servecast.workload.clients import Client
 
     #: Makes the machine of each replica of a system.
     Machines = Callable[["System"], "Machine"]
@@ -127,22 +128,8 @@ class System:
         """
         horizon_s = math.inf if self.scenario.horizon_s is None else self.scenario.horizon_s
         servers = [self._server((machines or modelled)(self)) for _ in range(replicas or self.replicas)]
-        if len(servers) > 1:
-            router = ROUTERS[self.scenario.router or "least_outstanding"]()
-            run = replay_together(client, servers, router, horizon_s=horizon_s, progress=progress).run
-        else:
-            [server] = servers
-            run = replay(
-                client,
-                server.policy,
-                server.executor,
-                server.pool,
-                max_model_len=server.max_model_len,
-                activation_blocks=server.activation_blocks,
-                restart_s=server.restart_s,
-                horizon_s=horizon_s,
-                progress=progress,
-            )
+        router = ROUTERS[self.scenario.router or "least_outstanding"]()
+        run = replay(client, servers, router, horizon_s=horizon_s, progress=progress).run
         # A device that finds its own limit has more blocks in its books than there is memory.
         return replace(run, kv_blocks_total=self.memory.kv_blocks)
 
