@@ -332,7 +332,7 @@ def test_answers_of_one_token_have_no_tpot(tmp_path):
     )
     run = record(tmp_path / "run.csv", load(toy), requests=requests)
     told = compare(toy, run, out=tmp_path)
-    assert "TPOT" not in told.verdict and told.page.is_file()
+    assert "TPOT" not in str(told.verdict) and told.page.is_file()
     with pytest.raises(InputError, match="--host-steps"):
         command.compared(toy, run, host_from=run, host_steps=True)
 
@@ -377,7 +377,7 @@ def test_the_folder_holds_tables_figures_and_a_page(tmp_path):
         "along.png",
     }
     page = told.page.read_text()
-    assert told.verdict in page and "http" not in page
+    assert told.verdict.headline in page and told.verdict.rest in page and "http" not in page
     import pandas as pd
 
     table = pd.read_csv(folder / "summary.csv")
@@ -455,7 +455,7 @@ def test_a_single_request_has_no_equivalence(tmp_path):
     toy = scenario(tmp_path)
     run = record(tmp_path / "run.csv", load(toy), requests=traffic(count=1))
     told = compare(toy, run, out=tmp_path)
-    assert "not shown to be: TTFT, TPOT, E2E" in told.verdict
+    assert "Not shown to be: TTFT, TPOT, E2E." in told.verdict.details
     with pytest.raises(InputError, match="nothing after its first third"):
         command.compared(toy, run, host_from=run)
 

@@ -36,8 +36,9 @@ from servecast.plan.planner import make_plan
 from servecast.plan.sample import Binding, Sample, Share, binding, throughput
 from servecast.plan.uncertainty import Estimate, draws, estimate
 from servecast.progress import Progress
-from servecast.report import plan_words
+from servecast.report import plan_tables, plan_words
 from servecast.report.plan_files import write
+from servecast.report.verdicts.plan import verdict
 from servecast.scenario import check
 from servecast.scenario.serving import serving
 from servecast.scenario.traffic import traffic
@@ -223,7 +224,7 @@ def test_beyond_saturation_it_says_unstable_and_no_number(made):
     assert plan.best.unstable_above == pytest.approx(plan.best.capacity.value)
     assert plan.best.capacity.value <= 1 / D * (1 + 1e-9)
     assert plan.best.capacity.value > 0.85 / D
-    assert "unstable above that" in plan_words.verdict(plan).lower()
+    assert "unstable above that" in verdict(plan).rest
 
 
 def test_even_arrivals_never_wait_until_they_come_faster_than_they_leave(made):
@@ -263,7 +264,9 @@ def test_a_target_is_met_at_equality(made):
     assert below.best is None
     assert below.options[0].capacity is None
     assert below.options[0].refused == "ttft_p99_s 0.1, target 0.0999999"
-    assert plan_words.verdict(below).startswith("No configuration meets the goal at any load: ttft_p99_s 0.1")
+    assert str(verdict(below)).startswith(
+        "No configuration meets the goal at any load. What stands in the way: p99 time to first token 0.1"
+    )
 
 
 def test_an_attainment_is_at_least(made):
@@ -293,7 +296,7 @@ def test_more_seeds_make_the_interval_narrower_and_the_same_seeds_the_same_plan(
     one = make_plan(made(search__seeds=1))
     assert one.best.capacity.low is None
     assert not one.supported
-    assert "one seed" in plan_words.verdict(one)
+    assert "one seed" in verdict(one).rest
 
 
 # --- how sure -------------------------------------------------------------------------------------------------------
@@ -319,7 +322,7 @@ def test_a_plan_that_its_interval_does_not_support_says_so(made):
     assert not plan.supported
     assert any("as low as 8" in doubt for doubt in plan.doubts)
     assert any("queue_p99_s may have no bound" in doubt for doubt in plan.doubts)
-    assert "Not supported" in plan_words.verdict(plan)
+    assert "interval does not support the plan" in verdict(plan).rest
     assert make_plan(made(residuals=SPREAD, goal__rate_rps=7.0, **keys)).supported
 
 
@@ -397,7 +400,7 @@ def test_where_a_draw_is_unstable_a_time_has_no_bound(made, tmp_path):
     keys = {"workload__arrivals": EVEN, "goal__slo": {"queue_p99_s": 1e-6}, "search__draws": 12}
     plan = make_plan(made(residuals=SPREAD, goal__rate_rps=9.5, **keys))
     assert plan.best.at_target["queue_p99_s"].high == math.inf
-    assert "no bound" in str(list(plan_words.tables(plan)))
+    assert "no bound" in str(list(plan_tables.tables(plan)))
     page = write(plan, tmp_path / "out").read_text()
     assert not re.search(r"=\"[^\"]*\b(inf|nan)\b", page)  # no figure with a coordinate that is none
     assert json.loads(json.dumps(plan.data(), allow_nan=False))["best"]["at_target"]["queue_p99_s"]["high"] is None
@@ -528,8 +531,8 @@ def test_what_cannot_be_stays_in_the_table_with_its_reason(made, tmp_path):
     assert plan.baseline.gain_per_gpu == 0.0
     first = plan.changes[0]
     assert first.gain_per_gpu == pytest.approx(first.capacity / plan.baseline.capacity - 1)
-    assert [row[0] for row in list(plan_words.tables(plan))[-1].rows][:2] == ["as it is", first.label]
-    assert "next best change: max_num_seqs=4" in plan_words.verdict(plan).lower()
+    assert [row[0] for row in list(plan_tables.tables(plan))[-1].rows][:2] == ["as it is", first.label]
+    assert "Next best change: max_num_seqs=4" in verdict(plan).rest
     assert plan.best.binds == "batch limit"
     assert plan.break_even.utilisation == pytest.approx(plan.break_even.load / plan.best.capacity.value)
     assert plan.break_even.utilisation_low < plan.break_even.utilisation < plan.break_even.utilisation_high
@@ -547,7 +550,7 @@ def test_a_point_that_is_no_scenario_stays_in_the_table_too(made):
     assert "max_num_batched_tokens" in bad.refused
     assert bad.changed == {"policies[0].max_num_batched_tokens": 4, "policies[0].max_num_seqs": 8}
     assert (bad.unit, bad.target, bad.capacity) == ("requests/s", 5.0, None)
-    assert any("max_num_batched_tokens" in row[-1] for row in next(plan_words.tables(plan)).rows)
+    assert any("max_num_batched_tokens" in row[-1] for row in next(plan_tables.tables(plan)).rows)
 
 
 @pytest.mark.parametrize(
@@ -568,7 +571,7 @@ def test_no_feasible_point_is_a_plan_that_says_why(made):
     plan = make_plan(made(search__over={"engine.gpu_memory_utilization": [0.05, 0.1]}))
     assert plan.best is None
     assert all("No available memory" in option.refused for option in plan.options)
-    assert "No configuration meets the goal at any load" in plan_words.verdict(plan)
+    assert verdict(plan).headline == "No configuration meets the goal at any load."
 
 
 def test_a_search_over_what_the_issue_names(made):
@@ -665,12 +668,11 @@ def test_a_size_that_may_not_hold_is_said_first_with_the_next_that_does(made):
     plan = make_plan(made(residuals=SPREAD, goal__rate_rps=9.5, router="round_robin", **keys))
     assert (plan.best.gpus, plan.holds.gpus, plan.may_not_hold) == (1, 2, True)
     assert plan.holds.capacity.low >= 9.5
-    first = plan_words.verdict(plan).partition(". ")[0]
-    assert first.startswith("continuous: 1 GPU would just do for 9.5 requests/s, and may not hold; 2 GPUs hold")
+    assert verdict(plan).headline.startswith("1 H100 SXM may not hold 9.50 requests/s, 2 do")
     assert plan.data()["holds"]["gpus"] == 2
     sure = make_plan(made(residuals=SPREAD, goal__rate_rps=7.0, **keys))
     assert (sure.holds, sure.may_not_hold) == (None, False)
-    assert plan_words.verdict(sure).startswith("continuous: 1 GPU for 7 requests/s.")
+    assert verdict(sure).headline == "1 H100 SXM for 7 requests/s."
     given = make_plan(made(residuals=SPREAD, goal__rate_rps=9.5, replicas=1, **keys))
     assert (given.holds, given.may_not_hold) == (None, True)  # a number that is given has no next
 
@@ -750,7 +752,7 @@ def test_the_api_is_compared_with_the_cheapest_gpus_not_the_fewest(made, tmp_pat
     found = planner._against_api(cheap, scenario.goal)
     assert found.load == pytest.approx(0.2 / (11 / 1e6) / 3600)
     told = replace(plan, options=(dear, cheap), break_even=found, break_even_of="cheap", cheapest="cheap")
-    assert "The cheapest GPUs for the target, cheap, 2 GPUs, are" in plan_words.verdict(told)
+    assert "cheapest GPUs for the target (cheap, 2 H100 SXM) are" in verdict(told).rest
 
 
 def test_every_option_has_intervals_of_the_same_parts(made):
@@ -770,18 +772,17 @@ def test_the_table_names_one_replica_and_the_fleet_apart(made):
     # Two that share what arrives serve more than twice one.
     assert option.fleet_capacity.value > 2 * option.capacity.value
     assert option.usd_at_target["output"].value == pytest.approx(4.0 / 3600 / 12 * 1e6)
-    table = next(plan_words.tables(plan))
-    assert dict(zip(table.columns, table.rows[0], strict=True))["$/hour"] == "4.00"
+    table = next(plan_tables.tables(plan))
+    assert dict(zip(table.columns, table.rows[0], strict=True))["$/hour for the target"] == "4.00"
     told = plan.data()["options"][0]
     assert (told["replica_gpus"], told["usd_for_target"]) == (1, 4.0)
     assert "drawn" not in told
 
 
-def test_a_long_reason_is_short_in_the_table_and_full_below(made):
+def test_a_long_reason_stands_whole_in_the_table(made):
     plan = make_plan(made(search__over={"engine.gpu_memory_utilization": [0.1, 0.9]}))
-    row = next(plan_words.tables(plan)).rows[0]
-    assert len(row[-1]) <= 48
-    assert any(plan.options[0].refused in line for line in plan_words.reasons(plan))
+    assert len(plan.options[0].refused) > 48
+    assert plan.options[0].refused in next(plan_tables.tables(plan)).rows[0][-1]
 
 
 @pytest.mark.parametrize(

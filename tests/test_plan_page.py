@@ -16,9 +16,11 @@ from servecast.plan.answer import BreakEven, Fleet
 from servecast.plan.basis import Basis, Rest, basis_of
 from servecast.plan.planner import make_plan
 from servecast.plan.uncertainty import Estimate
-from servecast.report import plan_lead, plan_names, plan_table
+from servecast.report import plan_tables, plan_words
 from servecast.report.plan_page import page
+from servecast.report.verdicts.plan import verdict
 from servecast.scenario import load
+from servecast.text import signed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -141,22 +143,22 @@ def test_the_best_has_one_price_at_its_highest_load_wherever_it_stands() -> None
     plan = pages.made_plan()
     best = replace(plan.best, usd_per_mtok={"output": Estimate(0.123, 0.1, 0.15)})
     html = page(replace(plan, best=best), b"")
-    heads, rows = plan_table.configurations(replace(plan, best=best))
+    _, heads, rows = next(plan_tables.tables(replace(plan, best=best)))
     at = heads.index("$/M output at the highest load")
-    assert [row[at] for row in rows] == ["0.123", "0.4", "\u2013"]
+    assert [row[at] for row in rows] == ["0.123", "0.400", "\u2013"]
     points = re.findall(r'aria-label="continuous; of the highest load 100%; \$/M output tokens ([\d.]+)', html)
-    assert points == ["0.123"]
+    assert points == ["0.1230"]
     assert "makes a million output tokens for $0.123" in html
 
 
 def test_a_table_says_what_people_ask_first() -> None:
-    heads, rows = plan_table.configurations(pages.made_plan())
+    _, heads, rows = next(plan_tables.tables(pages.made_plan()))
     assert heads == (
         "configuration", "GPU", "GPUs of a replica", "GPUs for the target", "$/hour for the target",
         "$/M output at the target", "highest load of each GPU [requests/s], 90 % interval",
         "$/M output at the highest load", "remark",
     )  # fmt: skip
-    assert rows[0][:6] == ("continuous", "TOY GPU", "1", "3", "7.50", "0.48")
+    assert rows[0][:6] == ("continuous", "TOY GPU", "1", "3", "7.50", "0.480")
     assert rows[1][2:4] == ("2", "4")
     assert [row[-1] for row in rows] == ["the plan", "", "out of memory"]
 
@@ -182,7 +184,7 @@ def option(label: str, **changed: Any) -> Any:
 )  # fmt: skip
 def test_configurations_are_named_by_what_differs(options: Any, names: list[str], common: str) -> None:
     plan = replace(pages.made_plan(), options=options, best=options[0], cheapest=options[-1].label)
-    short, shared = plan_names.shortened(plan)
+    short, shared = plan_words.shortened(plan)
     assert [each.label for each in short.options] == names
     assert (short.best.label, short.cheapest, shared) == (names[0], names[-1], common)
 
@@ -192,20 +194,20 @@ def test_configurations_are_named_by_what_differs(options: Any, names: list[str]
 
 def test_the_first_sentence_is_for_whoever_pays() -> None:
     plan = pages.made_plan()
-    assert plan_lead.lead(plan) == "3 TOY GPU for 20 requests/s: $7.50 an hour, $0.48 per million output tokens."
+    assert verdict(plan).headline == "3 TOY GPU for 20 requests/s: $7.50 an hour, $0.480 per million output tokens."
     split = replace(
         plan.best, device="h100-sxm", tensor_parallel=4, replicas=2, target_gpus=8, usd_per_hour=None, usd_at_target={}
     )
-    assert plan_lead.lead(replace(plan, best=split)) == "2 replicas of 4 H100 SXM each for 20 requests/s."
+    assert verdict(replace(plan, best=split)).headline == "2 replicas of 4 H100 SXM each for 20 requests/s."
     one = replace(split, replicas=1)
-    assert plan_lead.lead(replace(plan, best=one)).startswith("1 replica of 4 H100 SXM for")
+    assert verdict(replace(plan, best=one)).headline.startswith("1 replica of 4 H100 SXM for")
 
 
 def test_the_rest_has_no_names_of_columns_and_no_minus_nothing() -> None:
-    plan = replace(pages.made_plan(), headroom=Estimate(-0.001, -0.1, 0.1), supported=False,
+    plan = replace(pages.made_plan(), headroom=Estimate(-0.0001, -0.1, 0.1), supported=False,
                    doubts=("ttft_p99_s may be 1.2 at the target load, 1 is wanted",))  # fmt: skip
-    told = plan_lead.rest(plan)
-    assert "p99 time to first token 0.4 s (0.38 to 0.44), at most 1 s wanted" in told
+    told = verdict(plan).rest
+    assert "p99 time to first token 0.400 s (0.380 to 0.440), at most 1 s wanted" in told
     assert "p99 time to first token may be 1.2" in told
     assert "no headroom to speak of" in told
     assert "does not support" in told
@@ -217,35 +219,40 @@ def test_the_rest_has_no_names_of_columns_and_no_minus_nothing() -> None:
         break_even=BreakEven(6.0, 0.25),
         break_even_of="two GPUs",
     )
-    assert "To be sure: 4 TOY GPU at $10.00 an hour, which carry 30 (21 to 35) requests/s." in plan_lead.rest(sure)
-    assert "two GPUs is cheaper than the API from 6 requests/s on (25 % of the highest load)." in plan_lead.rest(sure)
+    assert "To be sure: 4 TOY GPU at $10.00 an hour, which carry 30 (21 to 35) requests/s." in verdict(sure).details
+    assert (
+        "The cheapest GPUs for the target (two GPUs, 2 replicas of 2 TOY GPU each) are cheaper than the API from 6 "
+        "requests/s on (25 % of their highest load)." in verdict(sure).details
+    )
 
 
 def test_where_nothing_serves_it_says_what_stands_in_the_way() -> None:
     plan = pages.made_plan()
     refused = replace(plan.options[0], refused="tpot_p95_s 0.06, target 0.04 above 8 requests/s", target_gpus=None)
     none = replace(plan, best=None, options=(refused, plan.options[2]), headroom=None)
-    assert plan_lead.lead(none) == "No configuration serves 20 requests/s within the targets."
-    assert (
-        plan_lead.rest(none)
-        == "The nearest, continuous: p95 time per output token 0.06, target 0.04 above 8 requests/s."
+    assert verdict(none) == (
+        "No configuration serves 20 requests/s within the goal.",
+        ("The nearest, continuous: p95 time per output token 0.06, target 0.04 above 8 requests/s.",),
     )
     nothing = replace(none, options=(plan.options[2],))
-    assert plan_lead.rest(nothing) == "At no load is the goal met: out of memory."
+    assert str(verdict(nothing)) == (
+        "No configuration meets the goal at any load. What stands in the way: out of memory."
+    )
 
 
 @pytest.mark.parametrize(
     ("share", "told", "words"),
     [
         (0.0, "0 %", "no headroom"),
-        (-0.004, "0 %", "no headroom"),
+        (-0.0004, "0 %", "no headroom"),
+        (-0.004, "0 %", "0.4 % below"),
         (0.2, "+20 %", "20 % above"),
         (-0.1, "-10 %", "10 % below"),
     ],
 )
 def test_shares_round_to_nothing_without_a_sign(share: float, told: str, words: str) -> None:
-    assert plan_lead.signed(share) == told
-    assert words in plan_lead.spare(share)
+    assert signed(share) == told
+    assert words in verdict(replace(pages.made_plan(), headroom=Estimate(share))).details[0]
 
 
 @pytest.mark.parametrize(
@@ -254,4 +261,4 @@ def test_shares_round_to_nothing_without_a_sign(share: float, told: str, words: 
      ("slo_attainment", "share of requests within slo"), ("saturation, at any wait", "saturation, at any wait"), ("x_p99_s", "x_p99_s")],
 )  # fmt: skip
 def test_statistics_as_people_say_them(name: str, told: str) -> None:
-    assert plan_names.statistic(name) == told
+    assert plan_words.statistic(name) == told

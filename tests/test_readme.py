@@ -26,7 +26,7 @@ def sample(name: str) -> str:
 def test_OUT_06_the_sample_is_what_the_command_prints():
     assert "servecast run quickstart --set 'sweep={workload.arrivals.rate_rps: [8]}'" in TEXT
     results = simulate(load("quickstart", {"sweep": {"workload.arrivals.rate_rps": [8]}}))
-    assert sample("quickstart-8") == verdict(results.summary, results.scenario["slo"], calibrated=True)
+    assert sample("quickstart-8") == str(verdict(results.summary, results.scenario["slo"], calibrated=True))
 
 
 def test_the_scenario_in_it_is_one():

@@ -219,8 +219,8 @@ def test_the_page_stands_alone(written: Path, chat: toy.ToyResults) -> None:
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", html)
     assert html.count("<script") == 1
     assert "data:image/png" not in html
-    lead, _, rest = report.verdict(chat.summary, chat.scenario["slo"]).replace("'", "&#39;").partition("; ")
-    assert f'<p class="verdict">{lead}. <span>{rest[0].upper()}{rest[1:]}</span></p>' in html
+    told = report.verdict(chat.summary, chat.scenario["slo"])
+    assert f'<p class="verdict">{told.headline} <span>{told.rest}</span></p>' in html
     assert "A note with &lt;angles&gt; &amp; ampersand." in html
     assert "servecast run scenario.yaml" in html
     assert "numpy linear" in html
@@ -279,7 +279,7 @@ def test_met_03_a_run_in_which_nothing_completes_has_a_report(tmp_path: Path) ->
         toy.request_columns([{"status": toy.REJECTED, "prompt_tokens": 10**6}] * 3), toy.decision_columns([])
     )
     results = toy.toy_results([({"seed": 1}, {"continuous": rejected})])
-    assert report.verdict(results.summary) == "No request completed: 3 rejected."
+    assert str(report.verdict(results.summary)) == "No request completed: 3 rejected."
     html = report.write(results, tmp_path).read_text(encoding="utf-8")
     assert "No request completed: 3 rejected." in html
     assert not re.search(r"\bnan\b", html, re.IGNORECASE)
@@ -330,6 +330,10 @@ RATE = "arrivals.rate_rps"  # an axis of load
 _MEASURED = ("request_throughput_rps", "ttft_p50_s", "busy_fraction")
 
 
+def said(*args: Any, **kwargs: Any) -> str:
+    return str(report.verdict(*args, **kwargs))
+
+
 def test_verdict_compares_throughput() -> None:
     summary = summary_of(
         policy=["static", "padded", "continuous"],
@@ -338,9 +342,12 @@ def test_verdict_compares_throughput() -> None:
         oom_events=[0, 1, 0],
         usd_per_mtok_output=[1.2, 2.0, 0.41],
     )
-    assert report.verdict(summary) == (
-        "Continuous serves 11.8 req/s, 3.1 times static (3.80) and 5.1 times padded (2.30), with p99 TTFT at 400 ms, "
-        "median TPOT at 20 ms and $0.410 per million output tokens; as memory runs out padded loses 12 of 100 requests."
+    assert said(summary) == (
+        "Continuous serves 11.8 req/s, 3.1 times static and 5.1 times padded. "
+        "Continuous: 11.8 req/s, median TTFT 200 ms, p99 TTFT 400 ms, median TPOT 20 ms, $0.410 per million output tokens. "
+        "Static: 3.80 req/s, median TTFT 200 ms, p99 TTFT 400 ms, median TPOT 20 ms, $1.20 per million output tokens. "
+        "Padded: 2.30 req/s, median TTFT 200 ms, p99 TTFT 400 ms, median TPOT 20 ms, $2 per million output tokens. "
+        "As memory runs out padded loses 12 of 100 requests."
     )
 
 
@@ -351,13 +358,14 @@ def test_verdict_compares_latency_where_throughput_is_equal() -> None:
         ttft_p99_s=[1.9, 0.08],
         tpot_p50_s=[0.02, None],
     )
-    assert report.verdict(summary, calibrated=False) == (
-        "Uncalibrated roofline: continuous gives its first token after 40 ms in the median, 24 times sooner than static "
-        "(950 ms), at the same 2.01 req/s, with p99 TTFT at 80 ms."
+    assert said(summary, calibrated=False) == (
+        "Uncalibrated roofline: continuous gives its first token after 40 ms in the median, 24 times sooner than static, "
+        "at the same 2.01 req/s. Continuous: 2.01 req/s, median TTFT 40 ms, p99 TTFT 80 ms. "
+        "Static: 2 req/s, median TTFT 950 ms, p99 TTFT 1.90 s, median TPOT 20 ms."
     )
     same_median = summary.assign(ttft_p50_s=0.04, regime="overloaded")
-    assert report.verdict(same_median) == (
-        "Continuous gives its first token after 80 ms at p99, 24 times sooner than static (1.90 s), at the same 2.01 req/s "
+    assert report.verdict(same_median).headline == (
+        "Continuous gives its first token after 80 ms at p99, 24 times sooner than static, at the same 2.01 req/s "
         "(overloaded)."
     )
 
@@ -371,22 +379,19 @@ def test_verdict_compares_latency_where_throughput_is_alike_and_times_are_not() 
         regime=[None] * 3,
         offered_rps=[None] * 3,
     )
-    assert report.verdict(summary) == (
-        "Continuous gives its first token after 1.31 s in the median, as soon as other and 13 times sooner than static "
-        "(17.2 s), with p99 TTFT at 2.62 s and median TPOT at 20 ms; throughputs are alike, continuous 1.87, other 1.87 "
-        "and static 1.71 req/s."
+    assert said(summary) == (
+        "Continuous gives its first token after 1.31 s in the median, 13 times sooner than static and as soon as other. "
+        "Continuous: 1.87 req/s, median TTFT 1.31 s, p99 TTFT 2.62 s, median TPOT 20 ms. "
+        "Other: 1.87 req/s, median TTFT 1.32 s, p99 TTFT 2.64 s, median TPOT 20 ms. "
+        "Static: 1.71 req/s, median TTFT 17.2 s, p99 TTFT 34.4 s, median TPOT 20 ms."
     )
     near = summary.assign(ttft_p50_s=[1.4, 1.3, 1.3], ttft_p99_s=[2.7, 2.6, 2.6])
-    assert report.verdict(near).startswith(
-        "Continuous serves 1.87 req/s, as many as other and 1.1 times static (1.71),"
-    )
+    assert said(near).startswith("Continuous serves 1.87 req/s, as many as other and 1.1 times static. ")
 
 
 def test_verdict_never_says_one_time_sooner() -> None:
     summary = summary_of(policy=["static", "continuous"], request_throughput_rps=[2.0, 2.01], ttft_p99_s=[0.41, 0.40])
-    assert report.verdict(summary) == (
-        "Continuous and static serve the same 2.01 req/s, with p99 TTFT at 400 ms and median TPOT at 20 ms."
-    )
+    assert report.verdict(summary).headline == "Continuous and static serve the same 2.01 req/s."
 
 
 def test_verdict_takes_each_policys_best_point_and_means_over_seeds() -> None:
@@ -396,10 +401,10 @@ def test_verdict_takes_each_policys_best_point_and_means_over_seeds() -> None:
         request_throughput_rps=[5.0, 5.0, 1.0, 1.0, 9.0, 11.0],
         **{RATE: [1, 1, 1, 1, 2, 2]},
     )
-    assert report.verdict(summary).startswith("B serves 10 req/s at rate_rps 2, 2 times a (5 at rate_rps 1),")
+    assert said(summary).startswith("B serves 10 req/s at rate_rps 2, 2 times a at rate_rps 1. ")
     summary["oom_failed"] = [3, 3, 5, 7, 0, 0]
-    assert report.verdict(summary).endswith(
-        "; as memory runs out a loses requests at rate_rps 1 (3 of 100 there) and b loses requests at rate_rps 1 and below "
+    assert said(summary).endswith(
+        " As memory runs out a loses requests at rate_rps 1 (3 of 100 there) and b loses requests at rate_rps 1 and below "
         "(6 of 100 there)."
     )
 
@@ -415,13 +420,14 @@ def test_verdict_is_about_the_highest_load_that_is_stable() -> None:
         usd_per_mtok_output=[9.0, 8.0, 7.0, 3.0, 2.0, 1.0],
         **{RATE: rates},
     )
-    assert report.verdict(summary) == (
-        "Continuous serves 1.99 req/s at rate_rps 2, 2.2 times static (0.900 at rate_rps 1, overloaded), with p99 TTFT at 400 ms, "
-        "median TPOT at 20 ms and $2 per million output tokens."
+    assert said(summary) == (
+        "Continuous serves 1.99 req/s at rate_rps 2, 2.2 times static at rate_rps 1 (overloaded). "
+        "Continuous at rate_rps 2: 1.99 req/s, median TTFT 200 ms, p99 TTFT 400 ms, median TPOT 20 ms, "
+        "$2 per million output tokens. "
+        "Static at rate_rps 1 (overloaded): 0.900 req/s, median TTFT 200 ms, p99 TTFT 400 ms, median TPOT 20 ms, "
+        "$9 per million output tokens."
     )
-    assert report.verdict(summary.assign(regime="overloaded")).startswith(
-        "Continuous serves 1 req/s (overloaded) at rate_rps 1"
-    )
+    assert said(summary.assign(regime="overloaded")).startswith("Continuous serves 1 req/s (overloaded) at rate_rps 1")
     seeds = pd.concat([summary, summary.assign(seed=2, regime="stable")], ignore_index=True)
     rows = per_policy(seeds)
     assert rows["regime"].tolist() == ["1 of 2 stable"] * 3 + ["stable", "stable", "1 of 2 stable"]
@@ -451,21 +457,24 @@ def test_verdict_compares_points_at_which_nothing_is_lost_and_names_the_cliff() 
         regime=[None] * 9,
         offered_rps=[None] * 9,
     )
-    assert report.verdict(summary) == (
-        "Continuous serves 5.76 req/s, 2.2 times static (2.64 at size 128) and 6.0 times padded (0.955 at size 32), with "
-        "p99 TTFT at 400 ms and median TPOT at 20 ms; as memory runs out static loses requests at size 192 and above "
-        "(94 of 100 there) and padded loses requests at size 64 and above (3 of 100 there)."
+    assert said(summary) == (
+        "Continuous serves 5.76 req/s, 2.2 times static at size 128. "
+        "Continuous: 5.76 req/s, median TTFT 200 ms, p99 TTFT 400 ms, median TPOT 20 ms. "
+        "Static at size 128: 2.64 req/s, median TTFT 200 ms, p99 TTFT 400 ms, median TPOT 20 ms. "
+        "Padded at size 32: 0.955 req/s, median TTFT 200 ms, p99 TTFT 400 ms, median TPOT 20 ms. "
+        "As memory runs out static loses requests at size 192 and above (94 of 100 there) and padded loses requests at "
+        "size 64 and above (3 of 100 there)."
     )
     rows = report.comparison_rows(summary_like(summary))
     assert [(row["policy"], row["size"]) for row in rows][-2:] == [("padded", "192"), ("continuous", words.BLANK)]
     room = summary_of(
         policy=["static"] * 3, blocks=[400, 120, 40], request_throughput_rps=[3.0, 2.0, 1.0], oom_failed=[0, 5, 9]
     )
-    assert report.verdict(room).endswith("static loses requests at blocks 120 and below (5 of 100 there).")
+    assert said(room).endswith("static loses requests at blocks 120 and below (5 of 100 there).")
     gap = room.assign(blocks=[40, 120, 400], oom_failed=[0, 5, 0])
-    assert report.verdict(gap).endswith("static loses requests at blocks 120 first (5 of 100 there).")
+    assert said(gap).endswith("static loses requests at blocks 120 first (5 of 100 there).")
     named = room.assign(blocks=["a", "b", "c"])
-    assert report.verdict(named).endswith("static loses requests at blocks b (5 of 100 there).")
+    assert said(named).endswith("static loses requests at blocks b (5 of 100 there).")
 
 
 def test_verdict_with_targets() -> None:
@@ -476,28 +485,28 @@ def test_verdict_with_targets() -> None:
         regime=["overloaded", "stable", "stable"],
     )
     slo = {"ttft_s": 1.0, "tpot_s": 0.05, "e2e_s": None}
-    assert report.verdict(summary, slo) == (
-        "Continuous serves 8.80 req/s within the targets (TTFT ≤ 1 s, TPOT ≤ 50 ms), 2 times other (4.40), where static "
-        "serves none (overloaded), with p99 TTFT at 400 ms and median TPOT at 20 ms; late answers included, continuous "
-        "serves 9, other 8.90 and static 3 (overloaded) req/s."
+    assert said(summary, slo) == (
+        "Continuous serves 8.80 req/s within the targets, 2 times other, while static serves none. "
+        "Continuous: 8.80 req/s within the targets (9 with late answers), median TTFT 200 ms, p99 TTFT 400 ms, median TPOT "
+        "20 ms. Other: 4.40 req/s within the targets (8.90 with late answers), median TTFT 200 ms, p99 TTFT 400 ms, median "
+        "TPOT 20 ms. Static (overloaded): no req/s within the targets (3 with late answers), median TTFT 200 ms, p99 TTFT "
+        "400 ms, median TPOT 20 ms. The targets are TTFT ≤ 1 s, TPOT ≤ 50 ms."
     )
     even = summary.assign(goodput_rps=[2.99, 8.9, 8.85])
-    assert report.verdict(even).startswith(
-        "Continuous serves 8.90 req/s within the targets, as many as other and 3.0 times"
+    assert said(even).startswith("Continuous serves 8.90 req/s within the targets, as many as other and 3.0 times")
+    assert "with late answers" not in said(even)
+    assert said(summary.assign(goodput_rps=0.0), slo).startswith(
+        "No policy meets the targets: continuous serves 9 req/s, as many as other and 3 times"
     )
-    assert "late answers" not in report.verdict(even)
-    assert report.verdict(summary.assign(goodput_rps=0.0), slo).startswith(
-        "No policy meets the targets (TTFT ≤ 1 s, TPOT ≤ 50 ms): continuous serves 9 req/s, as many as other and 3 times"
-    )
-    assert report.verdict(summary_of(policy=["static"], request_throughput_rps=[3.0])) == (
-        "Static serves 3 req/s, with p99 TTFT at 400 ms and median TPOT at 20 ms."
+    assert said(summary_of(policy=["static"], request_throughput_rps=[3.0])) == (
+        "Static serves 3 req/s. Static: 3 req/s, median TTFT 200 ms, p99 TTFT 400 ms, median TPOT 20 ms."
     )
     none = summary.assign(goodput_rps=None, request_throughput_rps=[0.0, 9.0, 0.05])
-    assert ", where other serves 0.0500 and static none (overloaded), with" in report.verdict(none)
+    assert report.verdict(none).headline == "Continuous serves 9 req/s, while other and static serve almost none."
 
 
 def test_where_is_the_point_of_the_headline() -> None:
-    """A policy that serves next to nothing has its figure at the headline's point, and its most with its own."""
+    """A policy that serves next to nothing is called that; what it serves at most stands with its own point."""
     summary = summary_of(
         policy=["static"] * 2 + ["continuous"] * 2,
         request_throughput_rps=[2.38, 2.38, 7.8, 11.0],
@@ -505,19 +514,17 @@ def test_where_is_the_point_of_the_headline() -> None:
         regime=["overloaded", "overloaded", "stable", "overloaded"],
         **{RATE: [8, 20, 8, 20]},
     )
-    told = report.verdict(summary)
+    told = said(summary)
     assert told.startswith(
-        "Continuous serves 7.76 req/s within the targets at rate_rps 8, where static serves 0.00195 (overloaded; at most "
-        "0.00368, at rate_rps 20), with"
+        "Continuous serves 7.76 req/s within the targets at rate_rps 8, while static serves almost none. "
+        "Continuous at rate_rps 8: 7.76 req/s within the targets (11 with late answers at rate_rps 20, overloaded), "
     )
-    assert told.endswith(
-        "late answers included, continuous serves 11 (overloaded at rate_rps 20) and static 2.38 (overloaded at rate_rps 8) "
-        "req/s."
+    assert (
+        "Static at rate_rps 20 (overloaded): 0.00368 req/s within the targets (2.38 with late answers at rate_rps 8, "
+        "overloaded), " in told
     )
-    nowhere = summary.drop(index=0)  # it has no such point
-    assert "at rate_rps 8, against static 0.00368 (overloaded at rate_rps 20), with" in report.verdict(nowhere)
-    none = summary.assign(goodput_rps=[0.0, 0.00368, 7.76, 0.1])
-    assert "where static serves none (overloaded; at most 0.00368, at rate_rps 20)" in report.verdict(none)
+    never = summary.assign(goodput_rps=[0.0, 0.0, 7.76, 0.1])
+    assert "at rate_rps 8, while static serves none." in said(never)
 
 
 def test_every_figure_of_another_point_says_which() -> None:
@@ -528,22 +535,20 @@ def test_every_figure_of_another_point_says_which() -> None:
         regime=["stable", "overloaded", "overloaded", "stable"],
         **{RATE: [2, 2, 4, 4]},
     )
-    assert report.verdict(summary).startswith(
-        "A and b serve the same 2 req/s (a at rate_rps 2 and b at rate_rps 4), a with"
-    )
+    assert said(summary).startswith("A at rate_rps 2 and b at rate_rps 4 serve the same 2 req/s. ")
     sooner = summary.assign(ttft_p50_s=[0.2, 9.0, 9.0, 0.205], ttft_p99_s=[0.4, 9.0, 9.0, 4.0])
-    assert "at p99 at rate_rps 2, 10 times sooner than b (4 s at rate_rps 4)" in report.verdict(sooner)
+    assert "at p99 at rate_rps 2, 10 times sooner than b at rate_rps 4." in said(sooner)
     third = summary_of(
         policy=["a", "b", "c"],
         request_throughput_rps=[9.0, 8.95, 1.0],
         regime=["stable", "overloaded", "stable"],
         **{RATE: [2, 4, None]},
     )
-    assert report.verdict(third).startswith(
-        "A serves 9 req/s at rate_rps 2, as many as b at rate_rps 4 (overloaded) and 9 times c (1),"
+    assert said(third).startswith(
+        "A serves 9 req/s at rate_rps 2, as many as b at rate_rps 4 (overloaded) and 9 times c. "
     )
     only = summary_of(policy=["a", "b"], size=[None, 128], request_throughput_rps=[9.0, 3.0], regime=[None] * 2)
-    assert report.verdict(only).startswith("A serves 9 req/s, 3 times b (3 at size 128),")
+    assert said(only).startswith("A serves 9 req/s, 3 times b at size 128. ")
 
 
 BURSTY = "workload.arrivals.burstiness"
@@ -564,30 +569,30 @@ def bursty(**columns: Any) -> pd.DataFrame:
 def test_verdict_of_a_sweep_over_something_else_than_load_is_about_latency() -> None:
     slo = {"ttft_s": 1.0, "tpot_s": 0.05}
     same = bursty(offered_rps=[6.0, 6.01, 5.99, 6.02], request_throughput_rps=[5.9, 5.88, 5.87, 5.86])
-    assert report.verdict(same, slo) == (
-        "At the same 6.00 req/s sent, continuous answers 100 % within the targets (TTFT ≤ 1 s, TPOT ≤ 50 ms) at burstiness "
-        "inf (p99 TTFT 188 ms, p99 ITL 139 ms) and 89.4 % at burstiness 0.1 (p99 TTFT 1.43 s, p99 ITL 341 ms)."
+    assert said(same, slo) == (
+        "At the same 6.00 req/s sent, continuous answers 100 % within the targets at burstiness inf and 89.4 % at "
+        "burstiness 0.1. Continuous answers 100 % within the targets at burstiness inf (p99 TTFT 188 ms, p99 ITL 139 ms) "
+        "and 89.4 % at burstiness 0.1 (p99 TTFT 1.43 s, p99 ITL 341 ms). The targets are TTFT ≤ 1 s, TPOT ≤ 50 ms."
     )
-    assert report.verdict(bursty(), slo).startswith(
-        "At 6 to 7.20 req/s sent, continuous answers 100 % within the targets"
+    assert said(bursty(), slo).startswith(
+        "At the same load, continuous answers 100 % within the targets at burstiness inf and 89.4 % at burstiness 0.1."
     )
-    assert "serves most" not in report.verdict(bursty())
+    assert "serves most" not in said(bursty())
     assert judged(per_policy(bursty())).rows[BURSTY].tolist() == [math.inf]
     bare = same.assign(goodput_rps=None, slo_attainment=None)
-    assert report.verdict(bare) == (
-        "At the same 6.00 req/s sent, continuous has its p99 TTFT at 188 ms at burstiness inf (p99 ITL 139 ms) and at 1.43 s "
-        "at burstiness 0.1 (p99 ITL 341 ms)."
+    assert said(bare) == (
+        "At the same 6.00 req/s sent, continuous has its p99 TTFT at 188 ms at burstiness inf and at 1.43 s at burstiness "
+        "0.1. Continuous has its p99 TTFT at 188 ms at burstiness inf (p99 ITL 139 ms) and at 1.43 s at burstiness 0.1 "
+        "(p99 ITL 341 ms)."
     )
-    assert report.verdict(same.assign(goodput_rps=0.0, slo_attainment=0.0), slo).startswith(
-        "No policy meets the targets (TTFT ≤ 1 s, TPOT ≤ 50 ms): at the same 6.00 req/s sent, continuous has its p99 TTFT"
+    assert said(same.assign(goodput_rps=0.0, slo_attainment=0.0), slo).startswith(
+        "No policy meets the targets: at the same 6.00 req/s sent, continuous has its p99 TTFT"
     )
     dead = {"completed": 0, "ttft_p99_s": math.nan, "goodput_rps": 0.0, "slo_attainment": 0.0, "rejected": 100}
     beside = pd.concat([same, same.assign(policy="static", itl_p99_s=math.nan, **dead)], ignore_index=True)
-    assert report.verdict(beside).endswith(
-        "; static answers none at burstiness inf and much the same at the other points."
-    )
+    assert said(beside).endswith(" Static answers none at burstiness inf and much the same at the other points.")
     alike = bare.assign(ttft_p99_s=[0.188, 0.19, 0.189, 0.192])
-    assert report.verdict(alike).endswith("at burstiness inf (p99 ITL 139 ms) and much the same at the other points.")
+    assert said(alike).endswith("at burstiness inf (p99 ITL 139 ms) and much the same at the other points.")
 
 
 def test_so_is_that_of_a_batch_limit_at_one_load() -> None:
@@ -602,8 +607,9 @@ def test_so_is_that_of_a_batch_limit_at_one_load() -> None:
         ttft_p99_s=[60.0, 2.0, 0.4],
         **{"policies[*].batch_size": [16, 64, None]},
     )
-    assert report.verdict(summary) == (
-        "At the same 10 req/s sent, continuous answers 100 % within the targets (p99 TTFT 400 ms); static answers 50 % at "
+    assert said(summary) == (
+        "At the same 10 req/s sent, continuous answers 100 % within the targets. "
+        "Continuous answers 100 % within the targets (p99 TTFT 400 ms). Static answers 50 % at "
         "batch_size 64 (p99 TTFT 2 s, serving 8.90 req/s, $1 per million output tokens) and 5 % at batch_size 16 (p99 TTFT "
         "60 s, serving 4.70 req/s, $2 per million output tokens, overloaded)."
     )
@@ -637,9 +643,7 @@ def test_verdict_of_a_burst_says_the_least_too() -> None:
         request_throughput_rps=[32.2, 3.99, 0.783],
         regime=[None] * 3,
     )
-    assert report.verdict(summary).startswith(
-        "Continuous serves 32.2 req/s at tokens 1000 (0.783 at tokens 32000), with"
-    )
+    assert said(summary).startswith("Continuous serves 32.2 req/s at tokens 1000 and 0.783 at tokens 32000. ")
 
 
 def test_price_of_the_verdict_is_the_price_of_the_figure() -> None:
@@ -656,8 +660,8 @@ def test_price_of_the_verdict_is_the_price_of_the_figure() -> None:
     assert drawn is not None
     told = [text.get_text() for text in drawn.figure.axes[0].texts]
     assert told == ["$9   rate_rps 1, busy 100 %", "$2   rate_rps 2, busy 100 %"]
-    assert "at rate_rps 2, 3.8 times static (0.500 at rate_rps 1)" in report.verdict(summary)
-    assert "$2 per million output tokens" in report.verdict(summary)
+    assert "at rate_rps 2, 3.8 times static at rate_rps 1." in str(report.verdict(summary))
+    assert "$2 per million output tokens" in str(report.verdict(summary))
 
 
 def test_the_error_of_the_step_times_is_one_line() -> None:

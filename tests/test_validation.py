@@ -22,6 +22,7 @@ from servecast.against.device import runs, speed  # noqa: E402
 from servecast.against.device.validate import validate  # noqa: E402
 from servecast.device import calibrate, grid, steps  # noqa: E402
 from servecast.report import validation_files as write  # noqa: E402
+from servecast.report.verdicts.validate import verdict  # noqa: E402
 from servecast.specs import hf_config  # noqa: E402
 
 CONFIG = {
@@ -165,8 +166,8 @@ def test_interrupted_it_keeps_every_case_that_ran_at_all(folder):
 
     found = validate(folder / "plan.yaml", "cpu", interrupted)
     assert found.interrupted
-    assert write.verdict(found).startswith("INTERRUPTED after 8 of 12 executions, no verdict on the rest: ")
-    assert "ranking" not in write.verdict(found)
+    assert verdict(found).headline == "Interrupted after 8 of 12 executions, no verdict on the rest."
+    assert "ranking" not in str(verdict(found))
     assert [len(case.executed) for case in found.cases] == [2, 2, 1, 1, 1, 1]
     assert all(c.noise is None for case in found.cases[2:] for c in case.comparisons)
 

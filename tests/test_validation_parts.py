@@ -15,7 +15,7 @@ from servecast.against.device import validate as validation
 from servecast.against.device.gates import BURST
 from servecast.errors import InputError
 from servecast.policies import Continuous, Padded, Static
-from servecast.report import validation_files as write
+from servecast.report.verdicts.validate import verdict
 from servecast.requests import Status
 from servecast.run.system import modelled
 from servecast.scenario import check
@@ -277,7 +277,7 @@ def told(verdicts, gate=0.1, ranking=(), **fields):
     ungated = compare.Compared("x", 1.0, (1.0, 1.0), 0.5, 0.0, None, compare.UNGATED)
     case = SimpleNamespace(comparisons=(*comparisons, ungated), executed=(None, None))
     fields = {"ranking": dict(ranking)} | fields
-    return write.verdict(validation.Validation(None, "small", "cpu", {}, [], (case,), **fields))
+    return verdict(validation.Validation(None, "small", "cpu", {}, [], (case,), **fields))
 
 
 def test_a_gate_is_met_only_where_something_says_so():
@@ -285,16 +285,19 @@ def test_a_gate_is_met_only_where_something_says_so():
         *[compare.NOISE] * 3, *[compare.GATE] * 4, *[compare.TWICE_NOISE] * 2, *[compare.OUTSIDE] * 5,
         *[compare.UNCLEAR] * 6,
     ]  # fmt: skip
-    assert told(every) == "9 of 20 gates met (2 of them only by twice the noise), 5 missed, 6 inconclusive"
-    assert told([compare.UNCLEAR] * 3).startswith("0 of 3 gates met (0 of them")
-    assert told([compare.OUTSIDE]) == "0 of 1 gates met (0 of them only by twice the noise), 1 missed, 0 inconclusive"
+    assert told(every) == (
+        "9 of 20 gates met, 5 missed, 6 inconclusive.",
+        ("2 of those met are met only by twice the noise.",),
+    )
+    assert told([compare.UNCLEAR] * 3) == ("0 of 3 gates met, 0 missed, 3 inconclusive.", ())
+    assert told([compare.OUTSIDE]) == ("0 of 1 gates met, 1 missed, 0 inconclusive.", ())
 
 
 def test_the_ranking_is_the_same_where_both_sides_order_alike():
     both = {"a": {"executed": 1.0, "simulated": 0.9}, "b": {"executed": 0.5, "simulated": 1.0}}
-    assert told([compare.GATE], ranking=both).endswith("; the ranking of the policies is NOT the same")
+    assert told([compare.GATE], ranking=both).details == ("The ranking of the policies is NOT the same.",)
     both["b"]["simulated"] = 0.8
-    assert told([compare.GATE], ranking=both).endswith("; the ranking of the policies is the same")
+    assert told([compare.GATE], ranking=both).details == ("The ranking of the policies is the same.",)
 
 
 # --- execute --------------------------------------------------------------------------------------------------------

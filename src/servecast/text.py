@@ -48,6 +48,12 @@ def share(value: float | None) -> str:
     return f"{percent:.1f} %" if 0 < percent < 10 else f"{percent:.0f} %"
 
 
+def signed(value: float, digits: int = 0) -> str:
+    """A signed share as a percentage, ``+12 %``; what rounds to nothing has no sign and no decimals."""
+    percent = round(100 * value, digits)
+    return f"{percent:+.{digits}f} %" if percent else "0 %"
+
+
 def how_often(count: float) -> str:
     """How often: once, twice, 12 times."""
     return {1.0: "once", 2.0: "twice"}.get(float(count), f"{number(float(count))} times")

@@ -486,7 +486,7 @@ def compare(
     for line in told.lines:
         print(line)
     terminal.print_tables(told.tables)
-    print(told.verdict)
+    terminal.say_verdict(told.verdict)
     print(f"report: {told.page}")
 
 

@@ -113,6 +113,7 @@ def validate(
     from servecast.against.device.validate import validate as run
     from servecast.cli import terminal
     from servecast.report import validation_files as write
+    from servecast.report.verdicts.validate import verdict
 
     try:
         found = run(file, device, lambda made: _say(f"{made.made} of {made.total}: {made.last}"), seed)
@@ -120,7 +121,7 @@ def validate(
         raise KeyboardInterrupt("interrupted before the first run had ended: there is nothing to tell yet") from None
     page = write.write(found, out / found.name)
     terminal.print_tables(write.tables(found))
-    print(write.verdict(found))
+    terminal.say_verdict(verdict(found))
     print(f"report: {page}")
     if found.interrupted:
         raise typer.Exit(130)

@@ -84,16 +84,16 @@ def plan(
 
 def _print(made: Plan) -> None:
     from servecast.cli import terminal
-    from servecast.report import plan_words
+    from servecast.report import plan_tables
+    from servecast.report.verdicts.plan import verdict
 
-    first, *others = plan_words.tables(made)
+    first, *others = plan_tables.tables(made)
     terminal.print_tables([first])
-    for said in plan_words.reasons(made):
-        terminal.say(said, 2)
+    terminal.say(plan_tables.legend(made), 2)
     terminal.print_tables(others)
     for note in made.notes:
         terminal.say(note)
-    terminal.say(plan_words.verdict(made))
+    terminal.say_verdict(verdict(made))
 
 
 def _overrides(changes: list[str]) -> dict[str, object]:

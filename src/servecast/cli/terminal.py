@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from servecast.progress import Progress
+    from servecast.report.verdicts import Verdict
     from servecast.run.results import Results
     from servecast.scenario import Scenario
     from servecast.text import Table
@@ -59,6 +60,13 @@ def say(text: str, indent: int = 0) -> None:
     print(textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False))
 
 
+def say_verdict(verdict: Verdict) -> None:
+    """Print a verdict: the headline on its own, the details set in below it."""
+    say(verdict.headline)
+    for sentence in verdict.details:
+        say(sentence, 2)
+
+
 def print_tables(tables: Iterable[Table]) -> None:
     """Print tables under each other."""
     for table in tables:
@@ -99,7 +107,7 @@ def print_results(scenario: Scenario, results: Results) -> None:
         say(f"({left_out} more columns on a wider terminal; all are in summary.csv)")
     if len(results.tenants):
         _print_tenants(results)
-    say(verdict(results.summary, stated(results.scenario), calibrated=calibrated))
+    say_verdict(verdict(results.summary, stated(results.scenario), calibrated=calibrated))
 
 
 def _print_tenants(results: Results) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from servecast.report.verdict import verdict
+from servecast.report.verdicts.run import verdict
 from servecast.report.words import comparison_rows
 from servecast.run.reportable import Reportable, Roof
 

@@ -45,7 +45,7 @@ def scenario(results: Results, folder: Path, exports: Path | None = None) -> dic
         "report": folder / "report.html",
         "exports": exports,
         "calibrated": calibrated,
-        "verdict": verdict(results.summary, stated(results.scenario), calibrated=calibrated),
+        "verdict": str(verdict(results.summary, stated(results.scenario), calibrated=calibrated)),
         "step_error": error,
         "notes": results.notes,
         "summary": [{**plain(outcome.keys, str), **outcome.row} for outcome in results.outcomes],

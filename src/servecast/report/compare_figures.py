@@ -9,9 +9,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from servecast.against.server.observed import LATENCIES
-from servecast.report.compare_words import percent
 from servecast.report.plots.style import COLOURS, INK, QUIET, Plot, canvas, legend, logarithmic, settings
-from servecast.text import number
+from servecast.text import number, signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,7 +107,8 @@ def _along(compared: Comparison) -> Plot:
             axes.set(ylabel="[s]", ylim=(0, None))
         rows[-1][0].set_xlabel("arrival [s]")
         legend(figure, _handles(compared, band=False))
-    caption = f"Error of the mean of E2E over the run: {percent(compared.mean('e2e_s')['error'])}."
+    error = signed(compared.mean("e2e_s")["error"], 2)
+    caption = f"Error of the mean of E2E over the run: {error}."
     return Plot("along", "Latencies along the run", caption, figure)
 
 

@@ -11,6 +11,7 @@ from servecast.files import replacing, scenario_text, write_tables
 from servecast.metrics import PERCENTILE_RULE
 from servecast.report import compare_words as words
 from servecast.report.compare_figures import draw
+from servecast.report.verdicts.compare import verdict
 from servecast.scenario import resolved, seen_from
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def write(compared: Comparison, out: Path) -> Path:
         page = environment.get_template("comparison.html.j2").render(
             name=scenario["name"],
             version=servecast.__version__,
-            verdict=words.verdict(compared),
+            verdict=verdict(compared),
             settings=words.settings(compared),
             tables=words.tables(compared),
             figures=[(plot, base64.b64encode(images[plot.name]).decode()) for plot in plots],

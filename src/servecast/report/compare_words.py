@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from servecast.against.server.observed import LATENCIES
-from servecast.text import BLANK, Table, number, seconds
+from servecast.text import BLANK, Table, number, seconds, signed
 
 if TYPE_CHECKING:
     from servecast.against.server.compared import Comparison, Row
@@ -13,34 +13,9 @@ if TYPE_CHECKING:
 _TOTALS = {"makespan_s": "makespan", "request_throughput_rps": "requests/s", "output_throughput_tps": "output tok/s"}
 
 
-def percent(value: float | None, digits: int = 2) -> str:
-    """A signed relative error: +0.58 %."""
-    return BLANK if value is None else f"{100 * value:+.{digits}f} %"
-
-
-def verdict(compared: Comparison) -> str:
-    """The one sentence to take away: errors of the means, and whether they are within the margin."""
-    means = {name: compared.mean(name) for name in LATENCIES if _there(compared, name)}
-    errors = ", ".join(f"{LATENCIES[name]} {percent(row['error'], 1)}" for name, row in means.items())
-    throughput = compared.row("output_throughput_tps", "total", counted_from=None)["error"]
-    within = [LATENCIES[name] for name, row in means.items() if row.get("equivalent")]
-    beyond = [LATENCIES[name] for name, row in means.items() if not row.get("equivalent")]
-    margin = f"{100 * compared.margin:g} %"
-    told = f"equivalent within {margin}: {', '.join(within) or 'none'}"
-    if beyond:
-        told += f"; not shown to be: {', '.join(beyond)}"
-    return (
-        f"Simulated against recorded means: {errors}; throughput {percent(throughput, 1)}. {told[0].upper()}{told[1:]}."
-    )
-
-
 def tables(compared: Comparison) -> tuple[Table, ...]:
     """Latencies and totals side by side; then how single requests and distributions are met, with the verdicts."""
     return (_figures(compared), _verdicts(compared))
-
-
-def _there(compared: Comparison, name: str) -> bool:
-    return any(row["metric"] == name for row in compared.rows)
 
 
 def _figures(compared: Comparison) -> Table:
@@ -59,11 +34,11 @@ def _figure_row(compared: Comparison, row: Row) -> tuple[str, ...]:
     def shown(value: float) -> str:
         return seconds(value) if row["metric"].endswith("_s") else number(value, 4)
 
-    cells = [_name(compared, row), shown(row["recorded"]), shown(row["simulated"]), percent(row["error"])]
+    cells = [_name(compared, row), shown(row["recorded"]), shown(row["simulated"]), signed(row["error"], 2)]
     if compared.band:
         cells += [f"{shown(row['band_low'])} .. {shown(row['band_high'])}", "yes" if row["in_band"] else "no"]
     if compared.twin:
-        cells += [shown(row["twin"]), percent(row["twin_error"])]
+        cells += [shown(row["twin"]), signed(row["twin_error"], 2)]
     return tuple(cells)
 
 
@@ -88,7 +63,7 @@ def _verdicts(compared: Comparison) -> Table:
         cells += [f"{100 * row[key]:.2f} %" for key in ("request_error_p50", "request_error_p90")]
         cells.append(f"{row['ks_distance']:.3f}")
         if "equivalent" in row:
-            cells.append(f"{percent(row['error_low'])} .. {percent(row['error_high'])}")
+            cells.append(f"{signed(row['error_low'], 2)} .. {signed(row['error_high'], 2)}")
             cells.append("yes" if row["equivalent"] else f"not shown (p = {row['tost_p']:.2g})")
         else:
             cells += [BLANK, BLANK]

@@ -17,7 +17,7 @@ from servecast.report.shell import TIP, read, script, style
 from servecast.report.tenants import tenant_rows
 from servecast.report.told import NUMBERS, gathered
 from servecast.report.trust import MEASURED, step_error
-from servecast.report.verdict import verdict
+from servecast.report.verdicts.run import verdict
 from servecast.report.words import comparison_rows, targets
 from servecast.run.judged import judged, per_policy
 from servecast.run.reportable import stated, swept
@@ -64,15 +64,14 @@ def render(results: Reportable, plots: Sequence[Plot], images: Mapping[str, byte
     summary, summary_note = _summary_file(results, told)
     best, tiles = _tiles(results)
     executed = (results.scenario.get("derived") or {}).get("executed_on")
-    lead, rest = _parted(verdict(results.summary, slo, calibrated=calibrated))
+    said = verdict(results.summary, slo, calibrated=calibrated)
     page = environment.get_template("report.html.j2").render(
         name=results.scenario["name"],
         version=servecast.__version__,
         style=style(),
         script=script(),
         tip=TIP,
-        verdict=lead,
-        rest=rest,
+        verdict=said,
         calibrated=calibrated,
         hardware=results.roof.name if results.roof and varied.isdisjoint(("device", "profile")) else None,
         model="several models" if "model" in varied else results.scenario.get("model"),
@@ -132,12 +131,6 @@ def _sections(results: Reportable, told: Told, plots: Sequence[Plot], images: Ma
         if figures:
             sections.append(Section(place, short, title, figures, single))
     return sections
-
-
-def _parted(sentence: str) -> tuple[str, str]:
-    """The verdict's first clause, and what follows it, as two sentences."""
-    lead, semicolon, rest = sentence.partition("; ")
-    return (f"{lead}.", f"{rest[:1].upper()}{rest[1:]}") if semicolon else (lead, "")
 
 
 def _picture(plot: Plot, image: bytes) -> str:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from servecast.report.charts import Axis, Bar, Bars, Chart, Datum, Line, Panel, Series
 from servecast.report.charts.spec import Key
-from servecast.report.plan_lead import signed
-from servecast.report.plan_table import standing
-from servecast.report.plan_words import NONE, interval, number
+from servecast.report.plan_tables import standing
+from servecast.report.plan_words import bounds, interval
+from servecast.text import BLANK, number, signed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,9 +54,9 @@ def _loads(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Char
         assert option.capacity is not None, "those without a capacity were left out"
         value, low, high = (None if end is None else end / option.gpus for end in option.capacity)
         assert value is not None, "an estimate has a value"
-        ends = NONE if low is None or high is None else f"{number(low, 4)} to {number(high, 4)}"
+        ends = bounds(option.capacity.over(option.gpus), 4)
         of_all = f"{number(option.capacity.value, 4)} on {_gpu_count(option.gpus)}"
-        needed = NONE if option.target_gpus is None else str(option.target_gpus)
+        needed = BLANK if option.target_gpus is None else str(option.target_gpus)
         numbers = [
             (f"each GPU [{unit}]", number(value, 4)),
             ("90 % interval", ends),
@@ -154,7 +154,7 @@ def _money(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Char
             numbers = (
                 ("of the highest load", f"{share:.0%}"),
                 ("$/M output tokens", number(value, 4)),
-                ("90 % interval", NONE if low is None or high is None else f"{number(low, 4)} to {number(high, 4)}"),
+                ("90 % interval", bounds(option.usd_per_mtok["output"].over(share), 4)),
             )
             ends = (
                 (low, high)

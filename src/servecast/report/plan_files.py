@@ -12,6 +12,7 @@ from servecast.files import SCENARIO, dumps, scenario_text
 from servecast.files import write as write_whole
 from servecast.plan.basis import Basis
 from servecast.report.plan_page import page as plan_page
+from servecast.report.verdicts.plan import verdict
 from servecast.scenario import seen_from
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def text(plan: Plan, basis: Basis) -> str:
     data = {
         "schema_version": SCHEMA_VERSION,
         "servecast": servecast.__version__,
+        "verdict": str(verdict(plan)),
         **plan.data(),
         "step_errors": {rest.name: rest.error for rest in basis.rests},
         "scenario": basis.scenario,

@@ -8,32 +8,35 @@ from typing import TYPE_CHECKING
 import servecast
 from servecast.files import SCENARIO
 from servecast.plan.basis import Basis
-from servecast.report import plan_table, plan_words
+from servecast.report import plan_tables
 from servecast.report.charts.figure import download, figure, table
 from servecast.report.evidence import assumed, trusted
 from servecast.report.plan_charts import charts
-from servecast.report.plan_lead import lead, rest, signed, timed
-from servecast.report.plan_names import gpus, shortened, statistic
-from servecast.report.plan_words import interval, number
+from servecast.report.plan_words import gpus, interval, shortened, statistic, timed
 from servecast.report.shell import TIP, script, style
+from servecast.report.verdicts.plan import verdict
+from servecast.text import number, signed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from servecast.plan.answer import Plan
+    from servecast.text import Table
 
 
 #: The table that stands under a figure, by its name: it has also what has no place in one.
-_DETAIL = {"cost-curve": "Dollars per million tokens", "changes": "One change at a time"}
+_DETAIL = {"cost-curve": plan_tables.DOLLARS, "changes": plan_tables.CHANGES}
 
 
 def page(plan: Plan, options_csv: bytes, basis: Basis | None = None) -> str:
     """The page as HTML; ``options_csv`` travels in it, as it stands beside it. ``basis``: what the plan rests on."""
     basis = Basis() if basis is None else basis
-    plan, common = shortened(plan)
+    said = verdict(plan)
+    first, *details = plan_tables.tables(plan)
+    legend = plan_tables.legend(plan)
+    plan, _ = shortened(plan)
     drawn = list(charts(plan))
-    _, *details = plan_words.tables(plan)
-    told = {each.title: table(each.columns, _named(each.rows), each.title) for each in details if each.rows}
+    told = {each.title: table(each.columns, each.rows, each.title) for each in details}
     notes = [*dict.fromkeys(rest.error for rest in basis.rests[:1]), *plan.notes]
     links = [
         ("options", "Configurations"),
@@ -42,13 +45,13 @@ def page(plan: Plan, options_csv: bytes, basis: Basis | None = None) -> str:
         ("again", "Reproduce"),
     ]
     parts = [
-        f'<p class="verdict">{escape(lead(plan))} <span>{escape(rest(plan))}</span></p>',
+        f'<p class="verdict">{escape(said.headline)} <span>{escape(said.rest)}</span></p>',
         _tiles(plan),
         '<ul class="mind">' + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>" if notes else "",
         '<nav aria-label="Contents"><ul>'
         + "".join(f'<li><a href="#at-{name}">{escape(title)}</a></li>' for name, title in links)
         + "</ul></nav>",
-        _section("options", "Configurations", _configurations(plan, common, options_csv)),
+        _section("options", "Configurations", _configurations(first, legend, options_csv)),
         *(
             _section(chart.name, chart.title, figure(chart) + told.pop(_DETAIL.get(chart.name, ""), ""))
             for chart in drawn
@@ -77,17 +80,10 @@ def page(plan: Plan, options_csv: bytes, basis: Basis | None = None) -> str:
     )
 
 
-def _named(rows: tuple[tuple[str, ...], ...]) -> list[tuple[str, ...]]:
-    """Rows whose first cell may be a statistic."""
-    return [(f"{statistic(name)} [s]" if name.endswith("_s") else statistic(name), *cells) for name, *cells in rows]
-
-
-def _configurations(plan: Plan, common: str, options_csv: bytes) -> str:
-    heads, rows = plan_table.configurations(plan)
-    what = f"All configurations: {common}. " if common else ""
+def _configurations(first: Table, legend: str, options_csv: bytes) -> str:
     return (
-        f'<p class="quiet">{escape(what + plan_table.legend(plan))}</p>'
-        + table(heads, rows, "Configurations", "cards")
+        f'<p class="quiet">{escape(legend)}</p>'
+        + table(first.columns, first.rows, first.title, "cards")
         + f'<div class="numbers">{download("options.csv", options_csv)}</div>'
     )
 
@@ -101,7 +97,7 @@ def _trust(plan: Plan, basis: Basis) -> str:
             f"{escape(plan.best.unit)}, the mean over seeds with its 90 % interval, widened by what its profile "
             "says of its own errors.</p>"
         )
-    beyond = list(dict.fromkeys(option.beyond for option in plan_table.standing(plan) if option.beyond))
+    beyond = list(dict.fromkeys(option.beyond for option in plan_tables.standing(plan) if option.beyond))
     if beyond:
         parts.append("<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in beyond) + "</ul>")
     for place, each in enumerate(basis.rests):

@@ -11,6 +11,7 @@ import numpy as np
 from servecast.against.device import compare
 from servecast.metrics import decisions_frame, requests_frame
 from servecast.report import validation_figures as figures
+from servecast.report.verdicts.validate import verdict
 from servecast.requests import Status
 from servecast.text import Table
 
@@ -134,28 +135,6 @@ def tables(validation: Validation) -> list[Table]:
     ]  # fmt: skip
 
 
-def verdict(validation: Validation) -> str:
-    """One line: how many gates were met, missed or not decided, and whether the ranking is the same."""
-    gated = [c for case in validation.cases for c in case.comparisons if c.gate is not None]
-    count = {
-        name: sum(c.verdict == name for c in gated) for name in (compare.OUTSIDE, compare.UNCLEAR, compare.TWICE_NOISE)
-    }
-    met = len(gated) - count[compare.OUTSIDE] - count[compare.UNCLEAR]
-    order = [
-        sorted(validation.ranking, key=lambda p: -validation.ranking[p][side]) for side in ("executed", "simulated")
-    ]
-    told = (
-        f"{met} of {len(gated)} gates met ({count[compare.TWICE_NOISE]} of them only by twice the noise), "
-        f"{count[compare.OUTSIDE]} missed, {count[compare.UNCLEAR]} inconclusive"
-    )
-    if validation.interrupted:
-        made = sum(len(case.executed) for case in validation.cases)
-        return f"INTERRUPTED after {made} of {validation.planned} executions, no verdict on the rest: {told}"
-    if len(order[0]) < 2:
-        return told
-    return f"{told}; the ranking of the policies is {'the same' if order[0] == order[1] else 'NOT the same'}"
-
-
 RULES = (
     (
         "Errors are (simulated - executed) / executed, the mean of two executions; *noise* is how far these "
@@ -182,7 +161,7 @@ def _page(validation: Validation, facts: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         f"Written by `servecast validate` on {facts['date']}: {machine.get('gpu', machine['processor'])}, torch "
-        f"{machine['torch']}, {machine['clock']}. {verdict(validation)}."
+        f"{machine['torch']}, {machine['clock']}. {verdict(validation)}"
     )
     yield ""
     for rule in RULES:

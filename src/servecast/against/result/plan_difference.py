@@ -18,11 +18,9 @@ from servecast.against.result.difference import SAME, keys_between, told_keys
 from servecast.errors import InputError
 from servecast.files import SCENARIO
 from servecast.plan.uncertainty import Estimate
-from servecast.report.plan_lead import signed
-from servecast.report.plan_names import hardware, statistic
-from servecast.report.plan_words import NONE, interval, number
+from servecast.report.plan_words import hardware, interval, statistic
 from servecast.scenario.goals import at_least
-from servecast.text import Table
+from servecast.text import BLANK, Table, number, signed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -87,7 +85,7 @@ class PlanDifference:
             (change.what, interval(change.before), interval(change.after), _share(change), change.verdict)
             for change in self.changes
         ]
-        choice = ("configuration", *(NONE if label is None else label for label in self.chosen), "")
+        choice = ("configuration", *(BLANK if label is None else label for label in self.chosen), "")
         chosen = (*choice, "same" if self.chosen[0] == self.chosen[1] else "another")
         found = [
             Table("scenario keys that differ", ("key", "A", "B"), told_keys(self.keys)),
@@ -98,7 +96,7 @@ class PlanDifference:
             each = tuple(
                 (
                     both.label,
-                    *(NONE if count is None else str(count) for count in both.gpus),
+                    *(BLANK if count is None else str(count) for count in both.gpus),
                     interval(both.load.before),
                     interval(both.load.after),
                     both.load.verdict,

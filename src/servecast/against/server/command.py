@@ -12,6 +12,7 @@ from servecast.against.server.forecast import Setting, forecast, load
 from servecast.against.server.observed import recorded, same_requests
 from servecast.errors import InputError
 from servecast.report import compare_words as words
+from servecast.report.verdicts.compare import verdict
 from servecast.run.extrapolation import farthest
 from servecast.scenario.serving import serving
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from servecast.against.server.forecast import Forecast
     from servecast.against.server.observed import Observed
+    from servecast.report.verdicts import Verdict
     from servecast.text import Table
 
 _TWINS = {"patched": "vanilla", "vanilla": "patched"}
@@ -38,7 +40,7 @@ class Told(NamedTuple):
 
     lines: tuple[str, ...]
     tables: tuple[Table, ...]
-    verdict: str
+    verdict: Verdict
     page: Path | None
     found: Comparison
 
@@ -49,7 +51,7 @@ class Told(NamedTuple):
             "name": self.found.setting.scenario.name,
             "folder": None if self.page is None else self.page.parent,
             "report": self.page,
-            "verdict": self.verdict,
+            "verdict": str(self.verdict),
             "notes": self.lines,
             "rows": self.found.table.to_dict("records"),
         }
@@ -77,7 +79,7 @@ def compare(
         from servecast.report.compare_page import write
 
         page = write(found, out)
-    return Told(words.settings(found), words.tables(found), words.verdict(found), page, found)
+    return Told(words.settings(found), words.tables(found), verdict(found), page, found)
 
 
 def compared(
