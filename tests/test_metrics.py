@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -11,11 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import serve
 
-from servecast import metrics
+from servecast import metrics, report
+from servecast.against.result.difference import difference
 from servecast.batch import OutOfMemory
 from servecast.errors import InputError
 from servecast.metrics.log import clip_decisions
+from servecast.plan.configuration import refusal
 from servecast.policies import Continuous, Padded, Static
+from servecast.scenario.goals import Goal
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 STEP = 0.010  # every step of faults.md's convention C0
 
@@ -70,8 +77,8 @@ def test_met_03_nothing_completed_is_blank_not_zero(statuses: list[int]) -> None
         requests = {name: column[:0] for name, column in toy.request_columns([{}]).items()}
     run = toy.ToyRun(requests, toy.decision_columns([]), end_s=2.0 if statuses else 0.0)
     row = row_of(run, slo=metrics.Slo(ttft_s=1.0), usd_per_hour=2.5, hardware=HARDWARE)
-    blank = [name for name in row if name.startswith(("ttft", "tpot", "itl", "e2e", "queue", "usd", "padding_waste"))]
-    assert len(blank) == 30
+    blank = [name for name in row if name.startswith((*metrics.LATENCIES, "usd", "padding_waste"))]
+    assert {f"{name}_p99_s" for name in metrics.LATENCIES} < set(blank)
     assert [
         name for name in blank if row[name] not in (None, 0.0) or (row[name] == 0 and name != "padding_waste_s")
     ] == []
@@ -461,8 +468,8 @@ def test_frames_have_stable_columns() -> None:
     frame = metrics.requests_frame(run)
     assert list(frame) == [
         "id", "arrival_s", "sent_s", "client_queue_s", "prompt_tokens", "output_tokens", "generated_tokens", "status",
-        "scheduled_s", "first_token_s", "finish_s", "queue_s", "ttft_s", "tpot_s", "e2e_s", "preemptions",
-        "recomputed_tokens", "slot",
+        "scheduled_s", "first_token_s", "finish_s", "queue_s", "ttft_s", "tpot_s", "e2e_s", "normalized_latency_s",
+        "preemptions", "recomputed_tokens", "slot",
     ]  # fmt: skip
     known = frame[["queue_s", "ttft_s", "e2e_s"]]
     assert (known["queue_s"] >= 0).all()
@@ -576,3 +583,32 @@ def test_regime_allows_two_more_waiting_and_not_half_a_request_beyond(third_leav
         "finish_s": np.full(5, 31.0),
     }
     assert metrics.regime(requests, 31.0) == expected
+
+
+def test_normalized_latency_is_e2e_over_output_tokens() -> None:
+    row = row_of(joined(alone(1), alone(4, arrival_s=0.0, start_s=1.0), end_s=1.04))
+    assert row["normalized_latency_mean_s"] == pytest.approx((0.010 + 1.04 / 4) / 2)
+    assert row["normalized_latency_p50_s"] == pytest.approx((0.010 + 1.04 / 4) / 2)
+    crashed = toy.request_columns([{"status": toy.OOM, "generated_tokens": 3, "finish_s": 9.0}])
+    assert math.isnan(metrics.latencies(crashed, "stream")["normalized_latency"][0])
+
+
+def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In the table alone, it is in every file, comparison and definition, and may be a goal."""
+    text = "requests for each decision of the scheduler"
+    new = metrics.Metric("requests_per_decision", "req/decision", "", "number", text,
+                         lambda run: len(run.requests["id"]) / len(run.decisions["start_s"]),
+                         -1, metrics.WIDE, goal=True, per_tenant=True)  # fmt: skip
+    monkeypatch.setitem(metrics.METRICS, new.name, new)
+    run = alone(5)
+    assert row_of(run)[new.name] == 0.5
+    tenants = metrics.Tenants.of(["a"], {})
+    assert [row[new.name] for row in metrics.by_tenant(run, tenants)] == [0.5]
+    results = toy.chat_results(rates=(3,), requests=20)
+    assert new.label in report.comparison_rows(results.summary, metrics.WIDE)[0]
+    page = report.write(results, tmp_path)
+    assert f"<dt>{new.label}</dt><dd>{text}</dd>" in page.read_text(encoding="utf-8")
+    found = difference(page.parent, page.parent)
+    assert new.name in {change.metric for change in found.changes}
+    goal = Goal(slo={new.name: 2.0, "normalized_latency_p99_s": 0.1})
+    assert refusal({**row_of(run), new.name: 3.0, "oom_failed": 0, "rejected": 0}, goal).startswith(new.name)

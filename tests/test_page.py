@@ -174,7 +174,7 @@ def test_idle_slots_are_one_thing(swept: Path) -> None:
     assert "empty places of a closed batch" in chart
     assert "idle slots of a closed batch" not in html
     assert "The table&#x27;s idle slots are the same as a share of slot time" in chart
-    assert "idle slots: share of slot time (slots times steps)" in html
+    assert "<dt>idle slots</dt><dd>share of slot time (slots times steps)" in html
 
 
 # ---- what it is made of -------------------------------------------------------------------------------------------

@@ -437,7 +437,7 @@ def test_verdict_is_about_the_highest_load_that_is_stable() -> None:
 
 def summary_like(summary: pd.DataFrame) -> pd.DataFrame:
     """With every column that the comparison shows."""
-    return summary.assign(**{name: 0.0 for _, name, _ in words.COLUMNS if name not in summary})
+    return summary.assign(**{each.name: 0.0 for each in metrics.ranked() if each.name not in summary})
 
 
 def test_regimes_of_several_seeds_are_counted() -> None:

@@ -296,6 +296,12 @@ class ToyResults:
         return {policy: policy for policy in dict.fromkeys(self.summary["policy"])}
 
 
+def _keyed(frame: pd.DataFrame, keys: dict[str, Any]) -> pd.DataFrame:
+    """The frame with constant columns first: policy, swept values, seed."""
+    head = pd.DataFrame({name: [value] * len(frame) for name, value in keys.items()}, index=frame.index)
+    return pd.concat([head, frame], axis=1)
+
+
 def toy_results(points: Sequence[tuple[dict[str, Any], dict[str, ToyRun]]], **fields: Any) -> ToyResults:
     """Results of runs: (point keys with the seed last, runs by policy) each."""
     slo, hardware = metrics.Slo(ttft_s=1.0, tpot_s=0.05), metrics.Hardware(ToyModel(), 295.0, ToyModel())
@@ -303,11 +309,13 @@ def toy_results(points: Sequence[tuple[dict[str, Any], dict[str, ToyRun]]], **fi
     for keys, runs in points:
         for policy, run in runs.items():
             full = {"policy": policy, **keys}
-            row = metrics.summarise(run, policy=policy, seed=keys["seed"], slo=slo, hardware=hardware, usd_per_hour=2.5)
-            tables["summary"].append(full | {"gpus": 1} | {name: row[name] for name in row if name not in full})
-            tables["requests"].append(metrics.keyed(metrics.requests_frame(run), full))
-            tables["decisions"].append(metrics.keyed(metrics.decisions_frame(run, hardware), full))
-            tables["oom"].append(metrics.keyed(metrics.oom_frame(run), full))
+            row = metrics.summarise(
+                run, policy=policy, seed=keys["seed"], slo=slo, hardware=hardware, usd_per_hour=2.5, gpus=1
+            )
+            tables["summary"].append(full | {name: row[name] for name in row if name not in full})
+            tables["requests"].append(_keyed(metrics.requests_frame(run), full))
+            tables["decisions"].append(_keyed(metrics.decisions_frame(run, hardware), full))
+            tables["oom"].append(_keyed(metrics.oom_frame(run), full))
     frames = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items() if name != "summary"}
     defaults: dict[str, Any] = {
         "scenario": {"name": "toy", "model": "toy-14b", "slo": {"ttft_s": 1.0, "tpot_s": 0.05}, "policies": [1, 2]},

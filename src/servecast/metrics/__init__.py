@@ -1,27 +1,36 @@
-"""What a run was worth: its summary row (`summarise`), and by tenant; its tables (`requests_frame`, ...)."""
+"""What a run was worth: the table of metrics, its summary row (`summarise`) and by tenant, and its tables."""
 
-from servecast.metrics.frames import decisions_frame, keyed, oom_frame, requests_frame
+from servecast.metrics.frames import decisions_frame, oom_frame, requests_frame
 from servecast.metrics.gaps import GapHistogram, token_gaps
+from servecast.metrics.latencies import CLIENT_LATENCIES, LATENCIES, latencies
 from servecast.metrics.log import mean_shapes
-from servecast.metrics.summary import PERCENTILE_RULE, PERCENTILES, Slo, Value, Window, latencies, regime, summarise
-from servecast.metrics.tenants import Tenants, by_tenant
+from servecast.metrics.measured import PERCENTILE_RULE, PERCENTILES, Window
+from servecast.metrics.slo import Slo, Tenants
+from servecast.metrics.stability import regime
+from servecast.metrics.summary import by_tenant, summarise
+from servecast.metrics.table import METRICS, WIDE, Metric, Value, ranked
 from servecast.metrics.waste import Hardware
 
 __all__ = [
+    "CLIENT_LATENCIES",
+    "LATENCIES",
+    "METRICS",
     "PERCENTILES",
     "PERCENTILE_RULE",
+    "WIDE",
     "GapHistogram",
     "Hardware",
+    "Metric",
     "Slo",
     "Tenants",
     "Value",
     "Window",
     "by_tenant",
     "decisions_frame",
-    "keyed",
     "latencies",
     "mean_shapes",
     "oom_frame",
+    "ranked",
     "regime",
     "requests_frame",
     "summarise",

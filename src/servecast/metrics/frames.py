@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from servecast.metrics.latencies import latencies
 from servecast.metrics.log import mean_shapes
-from servecast.metrics.summary import latencies
 from servecast.requests import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import pandas as pd
 
     from servecast.metrics.log import Run
@@ -30,7 +28,7 @@ def requests_frame(run: Run) -> pd.DataFrame:
     columns |= {name: run.requests[name] for name in ("prompt_tokens", "output_tokens", "generated_tokens")}
     columns["status"] = pd.Categorical.from_codes(run.requests["status"].astype(np.int8), categories=pd.Index(names))
     columns |= {name: run.requests[name] for name in ("scheduled_s", "first_token_s", "finish_s")}
-    columns |= {f"{name}_s": times[name] for name in ("queue", "ttft", "tpot", "e2e")}
+    columns |= {f"{name}_s": times[name] for name in ("queue", *times)}
     columns |= {name: run.requests[name] for name in ("preemptions", "recomputed_tokens", "slot")}
     return pd.DataFrame(columns)
 
@@ -58,11 +56,3 @@ def oom_frame(run: Run) -> pd.DataFrame:
     # With their types even where there are none, so that joined with other runs' they stay what they are.
     columns |= {name: np.array([round(getattr(event, name)) for event in run.oom], dtype=np.int64) for name in counts}
     return pd.DataFrame(columns)
-
-
-def keyed(frame: pd.DataFrame, keys: Mapping[str, object]) -> pd.DataFrame:
-    """The frame with constant columns first: policy, swept values, seed."""
-    import pandas as pd
-
-    head = pd.DataFrame({name: [value] * len(frame) for name, value in keys.items()}, index=frame.index)
-    return pd.concat([head, frame], axis=1)

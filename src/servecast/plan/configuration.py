@@ -20,7 +20,7 @@ from servecast.scenario.goals import at_least
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from servecast.metrics.summary import Value
+    from servecast.metrics import Value
     from servecast.plan.load import Load
     from servecast.plan.uncertainty import Draw
     from servecast.policies import Policy

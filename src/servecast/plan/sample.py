@@ -22,8 +22,7 @@ from servecast.run.extrapolation import Beyond, farthest
 
 if TYPE_CHECKING:
     from servecast.engine import Run
-    from servecast.metrics import Hardware
-    from servecast.metrics.summary import Value
+    from servecast.metrics import Hardware, Value
     from servecast.policies import Policy
 
 #: Completions between these shares are counted.

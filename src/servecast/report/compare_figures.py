@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from servecast import metrics
 from servecast.against.server.observed import LATENCIES
 from servecast.report.plots.style import COLOURS, INK, QUIET, Plot, canvas, legend, logarithmic, settings
 from servecast.text import number, signed
@@ -23,11 +24,6 @@ _SIMULATED = COLOURS["continuous"]
 _LEVELS = np.linspace(0.001, 0.999, 500)
 _MOMENTS = 600
 _STRETCHES = 60
-_WORDS = {
-    "ttft_s": "time to first token [s]",
-    "tpot_s": "time per output token [s]",
-    "e2e_s": "time to the last token [s]",
-}
 
 
 def draw(compared: Comparison) -> list[Plot]:
@@ -41,7 +37,7 @@ def _distributions(compared: Comparison) -> Plot:
         figure, [row] = canvas("Latency distributions, from the send", 3.3, 1, len(names), sharey=True)
         for axes, name in zip(row, names, strict=True):
             _curves(axes, compared, name)
-            axes.set(xscale="log", xlabel=_WORDS[name], ylim=(0, 103))
+            axes.set(xscale="log", xlabel=f"{metrics.LATENCIES[name[:-2]].words} [s]", ylim=(0, 103))
             logarithmic(axes.xaxis)
         row[0].set_ylabel("requests answered within [%]")
         legend(figure, _handles(compared, band=True))

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import servecast
 from servecast.files import LARGE, frame_csv
-from servecast.metrics import PERCENTILE_RULE
+from servecast.metrics import PERCENTILE_RULE, WIDE, ranked
 from servecast.report import run_charts, sweep_charts
 from servecast.report.charts.figure import download, figure, table
 from servecast.report.evidence import assumed, trusted
 from servecast.report.shell import TIP, read, script, style
 from servecast.report.tenants import tenant_rows
-from servecast.report.told import NUMBERS, gathered
+from servecast.report.told import gathered
 from servecast.report.trust import MEASURED, step_error
 from servecast.report.verdicts.run import verdict
 from servecast.report.words import comparison_rows, targets
@@ -79,6 +79,8 @@ def render(results: Reportable, plots: Sequence[Plot], images: Mapping[str, byte
         best=best,
         tiles=tiles,
         compared=_table(rows[:MOST_ROWS], "The policies compared", "compared"),
+        every=_table(comparison_rows(results.summary, WIDE)[:MOST_ROWS], "All metrics"),
+        metrics=[(each.label, each.text) for each in ranked()],
         left_out=len(rows) > MOST_ROWS,
         shown_rows=MOST_ROWS,
         all_rows=f"{len(rows):,}",
@@ -175,7 +177,7 @@ def _summary_file(results: Reportable, told: Told) -> tuple[str, str]:
     data = frame_csv(results.summary)
     if len(data) <= LARGEST_FILE:
         return download("summary.csv", data), ""
-    columns = [column for _, column, _ in NUMBERS if column in told.shown]
+    columns = [each.name for each in ranked() if each.name in told.shown]
     part = download("summary-points.csv", told.csv(told.shown, columns))
     return part, (
         f"summary.csv ({len(data) / 1e6:.1f} MB) is too large to travel in the page: the file here has the points of "

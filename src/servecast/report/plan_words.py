@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from servecast.metrics import LATENCIES
 from servecast.text import BLANK, number, short_key
 
 if TYPE_CHECKING:
@@ -18,13 +19,6 @@ if TYPE_CHECKING:
 _MOST_DIGITS = 7
 #: Keys whose values are names and need no key before them.
 _NAMING = ("profile", "device", "model")
-_TIMES = {
-    "ttft": "time to first token",
-    "tpot": "time per output token",
-    "itl": "gap between tokens",
-    "e2e": "time to the last token",
-    "queue": "time in the queue",
-}
 _OTHERS = {"slo_attainment": "share of requests within slo", "goodput_rps": "requests/s within slo"}
 
 
@@ -69,10 +63,10 @@ def timed(name: str, value: str) -> str:
 
 def statistic(name: str) -> str:
     """``ttft_p99_s`` as ``p99 time to first token``; another name as it is."""
-    found = re.fullmatch(r"([a-z0-9]+)_(mean|p\d+)_s", name)
-    if found is None or found[1] not in _TIMES:
+    found = re.fullmatch(r"(\w+)_(mean|p\d+)_s", name)
+    if found is None or found[1] not in LATENCIES:
         return _OTHERS.get(name, name)
-    return f"{found[2]} {_TIMES[found[1]]}"
+    return f"{found[2]} {LATENCIES[found[1]].words}"
 
 
 def with_names(reason: str) -> str:

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from servecast.metrics import METRICS, WIDE, Metric, ranked
 from servecast.report.charts.looks import places
 from servecast.report.charts.spec import Datum, Key, Series
+from servecast.report.words import written
 from servecast.run.judged import judged, per_policy
 from servecast.run.reportable import stated, swept
-from servecast.text import BLANK, missing, number, plain_value, share, short_key
+from servecast.text import missing, plain_value, short_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,26 +30,19 @@ if TYPE_CHECKING:
 MOST_POINTS = 600  # of a chart: more are not told apart, and a page travels by mail
 
 USERS, PER_GPU = "interactivity_tps", "output_tps_per_gpu"
-#: What a point tells: label, column, and how it is written.
-NUMBERS = (
-    ("requests served /s", "request_throughput_rps", "number"),
-    ("within the targets /s", "goodput_rps", "number"),
-    ("TTFT p50 [s]", "ttft_p50_s", "number"),
-    ("TTFT p99 [s]", "ttft_p99_s", "number"),
-    ("TPOT p50 [ms]", "tpot_p50_s", "milli"),
-    ("TPOT p99 [ms]", "tpot_p99_s", "milli"),
-    ("ITL p99 [ms]", "itl_p99_s", "milli"),
-    ("E2E p99 [s]", "e2e_p99_s", "number"),
-    ("output tokens/s", "output_throughput_tps", "number"),
-    ("output tokens/s/GPU", PER_GPU, "number"),
-    ("output tokens/s/user", USERS, "number"),
-    ("$/M output tokens", "usd_per_mtok_output", "number"),
-    ("busy", "busy_fraction", "share"),
-    ("KV peak", "kv_peak_fraction", "share"),
-    ("preemptions", "preemptions", "number"),
-    ("lost to memory", "oom_failed", "number"),
-    ("queue", "regime", "text"),
-)
+#: What a point of a sweep has beside the metrics of its runs; made of those in `_with_rates`.
+_RATES = {
+    name: Metric(name, label, "tokens/s", "number", text, lambda run: None)
+    for name, label, text in (
+        (PER_GPU, "output tok/s/GPU", "output tokens a second of each GPU"),
+        (USERS, "output tok/s/user", "1 / TPOT in the median"),
+    )
+}
+
+
+def number_of(column: str) -> Metric:
+    """How a column of a point is called and written."""
+    return _RATES.get(column) or METRICS[column]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +91,9 @@ class Told:
 
     def numbers(self, row: Any, first: Sequence[str] = ()) -> tuple[tuple[str, str], ...]:
         """All numbers of a point at four digits, those of the chart's axes first; what has no value is left out."""
-        entries = sorted(NUMBERS, key=lambda entry: first.index(entry[1]) if entry[1] in first else len(first))
-        return tuple(
-            (label, written(row[column], form)) for label, column, form in entries if not missing(row.get(column))
-        )
+        columns = dict.fromkeys((*first, *(each.name for each in ranked(WIDE - 1)), *_RATES))
+        known = [number_of(name) for name in columns if name in {*METRICS, *_RATES} and not missing(row.get(name))]
+        return tuple((each.label, written(each, row, 4)) for each in known)
 
     def legend(self, table: pd.DataFrame) -> tuple[Key, ...]:
         """The policies, and what an outline means where there is one."""
@@ -138,13 +132,13 @@ class Told:
 
     def rows(self, table: pd.DataFrame, columns: Sequence[str]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
         """The table behind a chart: heads and rows of text."""
-        forms = {column: (label, form) for label, column, form in NUMBERS}
-        heads = ("policy", *(short_key(key) for key in self.keys), *(forms[column][0] for column in columns))
+        shown = [number_of(column) for column in columns]
+        heads = ("policy", *(short_key(key) for key in self.keys), *(each.label for each in shown))
         rows = tuple(
             (
                 str(row["policy"]),
                 *(plain_value(row[key]) for key in self.keys),
-                *(written(row[column], forms[column][1]) for column in columns),
+                *(written(each, row, 4) for each in shown),
             )
             for _, row in table.iterrows()
         )
@@ -165,16 +159,6 @@ def ordered(table: pd.DataFrame, keys: Sequence[str]) -> bool:
 def shortened(name: str, longest: int = 24) -> str:
     """A swept value as a word in a chart."""
     return name if len(name) <= longest else f"{name[: longest - 1]}…"
-
-
-def written(value: Any, form: str) -> str:
-    """A number of a point."""
-    if missing(value):
-        return BLANK
-    if form == "text":
-        return str(value)
-    value = float(value)
-    return share(value) if form == "share" else number(1e3 * value if form == "milli" else value, 4)
 
 
 def gathered(results: Reportable) -> Told:
@@ -202,7 +186,8 @@ def _with_rates(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ranges(summary: pd.DataFrame, keys: list[str]) -> dict[str, tuple[Any, Any]]:
-    columns = [column for _, column, form in NUMBERS if form != "text" and column in summary]
+    shown = (*ranked(), *_RATES.values())
+    columns = [each.name for each in shown if each.form != "text" and each.name in summary]
     typed = summary.astype(dict.fromkeys(columns, float))
     grouped = typed.groupby(["policy", *keys], sort=False, dropna=False, observed=True)[columns]
     low, high = grouped.min().reset_index(drop=True), grouped.max().reset_index(drop=True)

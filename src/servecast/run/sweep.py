@@ -249,11 +249,9 @@ def _run(point: Point, at: int, label: str, progress: Callable[[float], None], m
     requests = len(sent.client)
     made = system.serve(sent.client, machines=machines, progress=lambda ended: progress(ended / requests))
     window = Window(scenario.warmup_s, scenario.cooldown_s)
-    row: dict[str, Any] = system.row(made, sent, seed=point.seed, window=window, usd_per_hour=system.usd_per_hour)
-    row["calibrated"] = served.cost.calibrated or machines is not None  # what was executed was measured
-    row["replicas"] = replicas
-    row["gpus"] = served.tensor_parallel * replicas
-    row["cancelled"] = 0 if sent.sessions is None else sent.sessions.cancelled
+    row: dict[str, Any] = system.row(
+        made, sent, seed=point.seed, window=window, usd_per_hour=system.usd_per_hour, executed=machines is not None
+    )
     notes = (*sent.notes, *(() if sent.trace is None else trace_notes(sent.trace)))
     whose = system.tenants(sent)
     by_name = () if whose is None else tuple(by_tenant(made, whose, slo=system.slo, window=window))

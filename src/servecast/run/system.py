@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from servecast.engine import Run
     from servecast.executor import Executor, PricedSteps
     from servecast.memory import MemoryPlan
-    from servecast.metrics import Window
-    from servecast.metrics.summary import Value
+    from servecast.metrics import Value, Window
     from servecast.policies import Policy
     from servecast.scenario import Scenario, schema
     from servecast.scenario.schema import Workload
@@ -146,9 +145,11 @@ class System:
         window: Window | None = None,
         replicas: int | None = None,
         usd_per_hour: float | None = None,
+        executed: bool = False,
     ) -> dict[str, Value]:
         """The run's row of the summary, judged by the scenario's targets; see `summarise`."""
-        row = summarise(
+        replicas = replicas or self.replicas
+        return summarise(
             run,
             policy=self.label,
             seed=seed,
@@ -158,11 +159,11 @@ class System:
             hardware=self.hardware,
             usd_per_hour=usd_per_hour,
             requested_rps=sent.requested_rps,
+            replicas=replicas,
+            gpus=self.served.tensor_parallel * replicas,
+            calibrated=self.served.cost.calibrated or executed,  # what was executed was measured
+            cancelled=0 if sent.sessions is None else sent.sessions.cancelled,
         )
-        busy = row["busy_fraction"]
-        # Decisions are of all engines together.
-        row["busy_fraction"] = busy / (replicas or self.replicas) if isinstance(busy, float) else busy
-        return row
 
     @property
     def slo(self) -> Slo | None:

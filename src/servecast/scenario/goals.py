@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
 
+from servecast.metrics import LATENCIES, METRICS, PERCENTILES
 from servecast.scenario import keypath
 from servecast.scenario.sections import Section, listed, refuse
 
 if TYPE_CHECKING:
     from servecast.scenario.document import KeyPath
 
-#: Statistics that must be at most their target, as columns of the summary; ``slo_attainment`` must be at least it.
-_AT_MOST = re.compile(r"(ttft|tpot|itl|e2e|queue)_(mean|p50|p90|p95|p99)_s")
-_AT_LEAST = ("slo_attainment",)
-
 RouterName: TypeAlias = Literal["round_robin", "least_outstanding", "least_kv", "prefix_affinity"]
 
 
 def at_least(statistic: str) -> bool:
     """Whether more of a statistic is better."""
-    return statistic in _AT_LEAST
+    return METRICS[statistic].goal and METRICS[statistic].direction > 0
+
+
+def _statistics() -> str:
+    """What a target can be set for, in words."""
+    times = [name for name, latency in LATENCIES.items() if latency.goal]
+    others = [name for name in METRICS if METRICS[name].goal and not name.startswith(tuple(times))]
+    ranks = ["mean", *(f"p{rank}" for rank in PERCENTILES)]
+    statistics = f"{', '.join(times[:-1])} or {times[-1]} with {', '.join(ranks[:-1])} or {ranks[-1]}"
+    return f"{statistics}, like ttft_p99_s, or {' or '.join(others)}"
 
 
 def _targets(targets: dict[str, float]) -> dict[str, float]:
     if not targets:
         raise refuse("no target is given: add one, like ttft_p99_s: 1.0")
     for name, value in targets.items():
-        if not at_least(name) and not _AT_MOST.fullmatch(name):
-            raise refuse(
-                "is no statistic: write ttft, tpot, itl, e2e or queue with mean, p50, p90, p95 or p99, like "
-                "ttft_p99_s, or slo_attainment",
-                (name,),
-                value=value,
-            )
+        if name not in METRICS or not METRICS[name].goal:
+            raise refuse(f"is no statistic: write {_statistics()}", (name,), value=value)
         if value <= 0 and at_least(name):
             raise refuse("is always met: give a share above 0, at most 1", (name,), value=value)
         if value <= 0:

@@ -13,7 +13,7 @@ import numpy as np
 
 from servecast.batch import StepShape
 from servecast.cost.model import REGIMES, regime
-from servecast.metrics import latencies, mean_shapes
+from servecast.metrics import CLIENT_LATENCIES, latencies, mean_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 METRICS = (
     "makespan_s",
     "output_throughput_tps",
-    *(f"{name}_{what}_s" for name in ("ttft", "tpot", "e2e") for what in ("mean", "p50", "p90", "p99")),
+    *(f"{name}_{what}_s" for name in CLIENT_LATENCIES for what in ("mean", "p50", "p90", "p99")),
     "ttft_under_1s_mean_s",
 )
 WASTE = ("padding_waste", "slot_waste")
@@ -125,10 +125,10 @@ def same_batches(cost: CostModel, run: Run) -> list[dict[str, Any]]:
 
 
 def per_request(simulated: Run, executed: Run) -> dict[str, dict[str, float]]:
-    """Median and p90 of the relative error of each request's own TTFT, TPOT and E2E."""
+    """Median and p90 of the relative error of each request's own latencies."""
     ours, theirs = latencies(simulated.requests, simulated.respond), latencies(executed.requests, executed.respond)
     found = {}
-    for name in ("ttft", "tpot", "e2e"):
+    for name in CLIENT_LATENCIES:
         both = ~np.isnan(ours[name]) & ~np.isnan(theirs[name]) & (theirs[name] > 0)
         if both.any():
             error = np.abs(ours[name][both] / theirs[name][both] - 1)

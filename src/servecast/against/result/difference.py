@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from servecast.against.result import pairing
 from servecast.errors import InputError
 from servecast.files import plain, strict
+from servecast.metrics import METRICS, ranked
 from servecast.run.reportable import swept
 from servecast.text import BLANK, Table, missing, number, plain_value, short_key
 
@@ -32,32 +33,6 @@ if TYPE_CHECKING:
 
 COVERAGE = 0.9
 SAME = 0.001  # changes of a smaller share count as none
-
-#: Metrics in the order in which they are told, and whether more is better (+1), worse (-1) or neither (0).
-METRICS = {
-    "completed": 1,
-    "request_throughput_rps": 1,
-    "goodput_rps": 1,
-    "slo_attainment": 1,
-    "output_throughput_tps": 1,
-    "makespan_s": -1,
-    "ttft_p50_s": -1,
-    "ttft_p99_s": -1,
-    "tpot_p50_s": -1,
-    "tpot_p99_s": -1,
-    "itl_p99_s": -1,
-    "e2e_p50_s": -1,
-    "e2e_p99_s": -1,
-    "oom_failed": -1,
-    "rejected": -1,
-    "preemptions": -1,
-    "padding_waste": -1,
-    "slot_waste": -1,
-    "busy_fraction": 0,
-    "kv_peak_fraction": 0,
-    "usd_per_mtok_output": -1,
-    "usd_per_mtok_total": -1,
-}
 
 #: Keys of a scenario that say where and what for, not what was run.
 _SAID = ("name", "sweep", "seeds")
@@ -94,7 +69,7 @@ class Change(NamedTuple):
                 return "unclear"
         if abs(self.difference) <= SAME * abs(self.before):
             return "same"
-        way = METRICS[self.metric]
+        way = METRICS[self.metric].direction
         if way == 0:
             return "more" if self.difference > 0 else "less"
         return "better" if way * self.difference > 0 else "worse"
@@ -119,7 +94,7 @@ class Difference:
     def verdicts(self) -> dict[str, str]:
         """One line a metric that is there on either side, over all policies and points."""
         found = {}
-        for metric in METRICS:
+        for metric in dict.fromkeys(change.metric for change in self.changes):
             of = [change for change in self.changes if change.metric == metric]
             if any(change.verdict != "same" or not math.isnan(change.before) for change in of):
                 found[metric] = _over_all(of)
@@ -176,18 +151,17 @@ def difference(first: Path, second: Path) -> Difference:
         lonely = sum(which not in groups[others] for which in groups[side])
         if lonely:
             notes.append(f"{lonely} of {len(groups[side])} policies and points are in {name} alone.")
+    compared = [each.name for each in ranked() if each.form != "text"]
+    compared = [name for name in compared if name in a.summary and name in after]
     changes = [
-        _change(metric, which, keys, groups["a"][which], groups["b"][which])
-        for metric in METRICS
-        for which in both
-        if metric in a.summary and metric in after
+        _change(metric, which, keys, groups["a"][which], groups["b"][which]) for metric in compared for which in both
     ]
     seeds = [(frozenset(groups["a"][which].index), frozenset(groups["b"][which].index)) for which in both]
     notes += pairing.seeds_told(seeds, (first, second))
     notes += pairing.missing_told(
         [
             (change.metric, ", ".join(filter(None, (change.policy, change.point))), seed)
-            for change, which in zip(changes, both * len(METRICS), strict=False)
+            for change, which in zip(changes, both * len(compared), strict=False)
             for seed in _gone(change, groups["a"][which], groups["b"][which])
         ]
     )

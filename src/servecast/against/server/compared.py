@@ -91,7 +91,7 @@ class Comparison:
         return pd.DataFrame(columns)
 
     def mean(self, name: str, *, group: str | None = None, counted_from: CountedFrom = "send") -> Row:
-        """The row of the mean of ``ttft_s``, ``tpot_s`` or ``e2e_s``."""
+        """The row of the mean of a latency."""
         return self.row(name, "mean", group=group, counted_from=counted_from)
 
     def row(

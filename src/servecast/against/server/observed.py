@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from servecast import metrics
 from servecast.errors import InputError
 from servecast.workload.clients import RequestColumns
 from servecast.workload.recorded import ClientTimes
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 CountedFrom = Literal["send", "arrival"]
 
 #: The latencies that are compared, and how they are called in words.
-LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
+LATENCIES = {f"{name}_s": metrics.LATENCIES[name].label for name in metrics.CLIENT_LATENCIES}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +55,7 @@ class Observed(ClientTimes):
         return bool((self.sent_s - self.arrival_s).mean() > 0.001 * self.e2e_s.mean())
 
     def latency(self, name: str, counted_from: CountedFrom) -> NDArray[np.float64]:
-        """``ttft_s``, ``tpot_s`` or ``e2e_s`` of each request (n,) [s]."""
+        """One of `LATENCIES` of each request (n,) [s]."""
         values: NDArray[np.float64] = getattr(self, name)
         return values + (self.sent_s - self.arrival_s) if counted_from == "arrival" and name != "tpot_s" else values
 

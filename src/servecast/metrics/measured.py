@@ -1,0 +1,192 @@
+"""A run as the metrics read it: the requests, decisions and seconds that count, and what several metrics share.
+
+Rejected, crashed and unfinished requests enter no latency and no throughput. Percentiles are numpy's linear
+interpolation (`PERCENTILE_RULE`), for the pooled ITL to within the width of a 0.1 % bin.
+
+With a `Window` requests are attributed by arrival and tokens by emission: an iteration belongs to the window in which
+it ends. Left out: gaps of resumed requests carry no time, so a window keeps all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from servecast.errors import InputError
+from servecast.metrics.gaps import token_gaps
+from servecast.metrics.latencies import latencies
+from servecast.metrics.log import clip_decisions
+from servecast.metrics.slo import good_requests
+from servecast.metrics.waste import judged, ratio, waste
+from servecast.requests import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from servecast.metrics.log import Columns, Run
+    from servecast.metrics.slo import Slo, Tenants
+    from servecast.metrics.waste import Hardware
+
+PERCENTILES = (50, 90, 95, 99)
+PERCENTILE_RULE = "numpy linear: rank q/100 x (n - 1), interpolated between the two nearest values"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The steady part of a run: from ``warmup_s`` to the last arrival less ``cooldown_s``; both None: the whole run."""
+
+    warmup_s: float | None = None
+    cooldown_s: float | None = None
+
+    def bounds(self, run: Run) -> tuple[float, float] | None:
+        """Start and end [s], both inclusive for arrivals; None for the whole run.
+
+        Raises
+        ------
+        InputError : nothing is left between the two
+        """
+        if self.warmup_s is None and self.cooldown_s is None:
+            return None
+        arrivals = run.requests["arrival_s"]
+        last = float(arrivals.max()) if len(arrivals) else 0.0
+        start, end = self.warmup_s or 0.0, last - (self.cooldown_s or 0.0)
+        if not end > start:
+            problem = (
+                f"{start:g} s of warm-up and {self.cooldown_s or 0.0:g} s of cool-down leave nothing of the {last:g} s "
+                "in which requests arrive; shorten them or send more requests"
+            )
+            raise InputError("scenario.warmup_s", problem)
+        return start, end
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """A run, or one tenant's part of it, and what it is measured by.
+
+    requests : those that count: of the window, and of the tenant
+    bounds : of the window [s]; None for the whole run
+    usd_per_hour : of all GPUs of the system; idle hours are paid too
+    facts : what the run itself does not know, by metric: ``requested_rps``, ``replicas``, ``gpus``, ...
+    """
+
+    run: Run
+    requests: Columns
+    bounds: tuple[float, float] | None = None
+    slo: Slo | None = None
+    tenants: Tenants | None = None
+    hardware: Hardware | None = None
+    usd_per_hour: float | None = None
+    facts: Mapping[str, Any] | None = None
+
+    @property
+    def start_s(self) -> float:
+        """Where counting begins [s]."""
+        return 0.0 if self.bounds is None else self.bounds[0]
+
+    @property
+    def end_s(self) -> float:
+        """Where counting ends [s]."""
+        return float(self.run.end_s) if self.bounds is None else self.bounds[1]
+
+    def fact(self, name: str) -> Any:
+        """What the run itself does not know; None where nobody said it."""
+        return (self.facts or {}).get(name)
+
+    def rate(self, count: float | None) -> float | None:
+        """``count`` a second; None for None."""
+        return ratio(count, self.end_s - self.start_s)
+
+    def count(self, status: Status) -> int:
+        """How many requests ended so."""
+        return int((self.requests["status"] == status).sum())
+
+    def sum(self, column: str) -> int:
+        """Of a column of the requests."""
+        return int(self.requests[column].sum())
+
+    @cached_property
+    def decisions(self) -> Columns:
+        """The decisions that count."""
+        return self.run.decisions if self.bounds is None else clip_decisions(self.run.decisions, *self.bounds)
+
+    @cached_property
+    def completed(self) -> Columns:
+        """The requests that completed."""
+        done = self.requests["status"] == Status.COMPLETED
+        return {name: column[done] for name, column in self.requests.items()}
+
+    @cached_property
+    def good(self) -> tuple[int | None, int]:
+        """Requests that met their targets (None where there are none), and the number they are a share of."""
+        return good_requests(self.requests, self.slo, self.tenants, self.run.respond)
+
+    @cached_property
+    def latencies(self) -> dict[str, tuple[float | None, ...]]:
+        """Mean and `PERCENTILES` [s] of each latency of completed requests."""
+        return {name: _statistics(values) for name, values in latencies(self.completed, self.run.respond).items()}
+
+    @cached_property
+    def gaps(self) -> tuple[float | None, ...]:
+        """Mean and `PERCENTILES` [s] of the gaps between tokens, pooled over all requests."""
+        pooled = token_gaps(self.run, self.decisions)
+        return (pooled.mean(), *pooled.percentiles(PERCENTILES))
+
+    @cached_property
+    def waste(self) -> Mapping[str, float | None]:
+        """Where computed tokens went (`servecast.metrics.waste`)."""
+        return waste(self.decisions)
+
+    @cached_property
+    def judged(self) -> Mapping[str, float | None]:
+        """Where busy seconds went, by the cost model and the roofline (`servecast.metrics.waste`)."""
+        return judged(self.run, self.decisions, self.hardware)
+
+    @cached_property
+    def crashes(self) -> list[float]:
+        """When memory ran out [s]."""
+        return [event.time_s for event in self.run.oom if self.start_s <= event.time_s <= self.end_s]
+
+    @property
+    def input_tokens(self) -> float:
+        """Prompt tokens of completed requests."""
+        return float(self.completed["prompt_tokens"].sum())
+
+    @cached_property
+    def output_tokens(self) -> float:
+        """Output tokens of completed requests; in a window, all that were emitted in it."""
+        if self.bounds is None:
+            return float(self.completed["generated_tokens"].sum())
+        start, end = self.bounds
+        run, decisions = self.run, self.decisions
+        if run.respond == "batch_end":
+            given = (run.requests["finish_s"] > start) & (run.requests["finish_s"] <= end)
+            return float(run.requests["generated_tokens"][given].sum())
+        first = run.requests["first_token_s"]
+        emitted = float((decisions["iterations"] * decisions["useful_decode_rows"]).sum())
+        every = float((run.decisions["iterations"] * run.decisions["useful_decode_rows"]).sum())
+        resumed = len(run.gaps) * emitted / every if every else 0.0  # their times are not kept: spread like the others
+        return emitted + float(((first > start) & (first <= end)).sum()) + resumed
+
+    def usd_per_million(self, tokens: float) -> float | None:
+        """US dollars for a million tokens, where so many were served; None without a price."""
+        usd = None if self.usd_per_hour is None else self.usd_per_hour * (self.end_s - self.start_s) / 3600
+        return ratio(usd, tokens / 1e6)
+
+
+def within(requests: Columns, bounds: tuple[float, float] | None) -> Columns:
+    """The requests that arrive inside a window's bounds [s]; all without bounds."""
+    if bounds is None:
+        return requests
+    arrivals = requests["arrival_s"]
+    inside = (arrivals >= bounds[0]) & (arrivals <= bounds[1])
+    return {name: column[inside] for name, column in requests.items()}
+
+
+def _statistics(values: Any) -> tuple[float | None, ...]:
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return (None,) * (1 + len(PERCENTILES))
+    return (float(known.mean()), *np.percentile(known, PERCENTILES).tolist())
