@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ import pytest
 from serving import replayed
 
 from servecast.calibration import fit_requests as fitting
+from servecast.calibration.steps import table_of
 from servecast.cost import physics
 from servecast.cost import profile as profiles
 from servecast.cost.fitted import FittedCost
@@ -85,7 +87,11 @@ class TestFit:
         told = {name for name, c in profile.coefficients.items() if c.identified}
         assert told == {"token_s", "row_s", "step_s"}
         assert not profile.sharpness.identified
-        assert "coarse" in profile.notes[0]
+        assert re.match(
+            r"coarse: fitted to the times of 400 requests, no step was measured; \d+ of them", profile.notes[0]
+        )
+        assert re.search(r"halves of their 90 % intervals: token_s \d+%, row_s \d+%, step_s \d+%$", profile.notes[1])
+        assert "pinned, not fitted: weight_read_s, pair_s, context_s and the knee" in profile.notes[2]
 
     def test_it_is_a_profile_like_any_other(self, profile, tmp_path):
         profiles.save(profile, tmp_path / "coarse.yaml")
@@ -126,12 +132,12 @@ class TestReading:
         recorded.to_csv(tmp_path / "a.csv", index=False)
         recorded.to_parquet(tmp_path / "a.parquet")
         for name in ("a.csv", "a.parquet"):
-            assert len(fitting.read(tmp_path / name)) == len(recorded)
+            assert len(table_of(tmp_path / name)) == len(recorded)
         with pytest.raises(InputError, match="no such file"):
-            fitting.read(tmp_path / "b.csv")
+            table_of(tmp_path / "b.csv")
         (tmp_path / "c.parquet").write_bytes(b"nothing")
         with pytest.raises(InputError, match="cannot be read"):
-            fitting.read(tmp_path / "c.parquet")
+            table_of(tmp_path / "c.parquet")
 
     @pytest.mark.parametrize(
         ("change", "problem"),

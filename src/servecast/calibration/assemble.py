@@ -8,7 +8,6 @@ reaches it within `TOLERANCE`. With ``tolerance`` 0 the model is exact at every 
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +18,7 @@ from servecast.calibration import kernel_tables, layer_tables
 from servecast.calibration.fit import Report
 from servecast.cost import host as hosts
 from servecast.cost.curves import Curve, Surface, surface
-from servecast.cost.profile import Composition, Provenance, Tables, TabulatedProfile, rounded
+from servecast.cost.profile import Composition, Tables, TabulatedProfile, provenance, rounded
 from servecast.errors import InputError
 from servecast.text import Table
 
@@ -95,10 +94,10 @@ def fit_operators(
         domain=_domain(parts),
         memory_bytes=memory_bytes,
         notes=(*parts.notes, f"knots dropped where a straight line is within {tolerance:.1%} of them"),
-        provenance=Provenance(
+        provenance=provenance(
+            date,
             source=source,
             engine=engine or folder.name.rpartition("-")[2],
-            date=date or datetime.now(UTC).date().isoformat(),
             files=parts.files,
             sha256=parts.sha256,
             rows=parts.rows,

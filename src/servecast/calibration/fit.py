@@ -6,8 +6,7 @@ and the largest steps; what is stored is fitted to all rows, after the errors we
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Required, TypedDict, Unpack
 
 import numpy as np
 
@@ -24,8 +23,9 @@ from servecast.cost.profile import (
     Form,
     HeldOut,
     Profile,
-    Provenance,
     Residuals,
+    error_figures,
+    provenance,
     rounded,
 )
 from servecast.cost.roofline import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY
@@ -65,34 +65,25 @@ class Report(NamedTuple):
     notes: tuple[str, ...]
 
 
+class Subject(TypedDict, total=False):
+    """What the steps are of, as `fit` and the profile have it."""
+
+    name: Required[str]
+    engine: str
+    source: str
+    tensor_parallel: int
+    kv_dtype: str | None
+    seed: int
+    date: str | None
+
+
 def fit_file(
-    paths: str | Path | Sequence[str | Path],
-    *,
-    model: str,
-    device: str,
-    name: str,
-    engine: str = "",
-    source: str = "",
-    tensor_parallel: int = 1,
-    kv_dtype: str | None = None,
-    seed: int = 0,
-    date: str | None = None,
+    paths: str | Path | Sequence[str | Path], *, model: str, device: str, **subject: Unpack[Subject]
 ) -> Profile:
     """Fit files of measured steps for a model and a device of the catalogue (or a config.json): see `fit`."""
     from servecast.specs import catalogue
 
-    return fit(
-        read(paths),
-        catalogue.model(model),
-        catalogue.device(device),
-        name=name,
-        engine=engine,
-        source=source,
-        tensor_parallel=tensor_parallel,
-        kv_dtype=kv_dtype,
-        seed=seed,
-        date=date,
-    )
+    return fit(read(paths), catalogue.model(model), catalogue.device(device), **subject)
 
 
 def fit(
@@ -146,17 +137,11 @@ def fit(
         "tensor_parallel": tensor_parallel,
         "kv_dtype": kv_dtype,
         "memory_bytes": memory_bytes,
-        "provenance": Provenance(
-            source=source,
-            engine=engine,
-            date=date or datetime.now(UTC).date().isoformat(),
-            files=steps.files,
-            sha256=steps.sha256,
-            rows=len(steps),
-            seed=seed,
+        "provenance": provenance(
+            date, source=source, engine=engine, files=steps.files, sha256=steps.sha256, rows=len(steps), seed=seed,
             rows_each=setting.window,
         ),
-    }
+    }  # fmt: skip
     everything = solve.solve(steps, np.ones(len(steps), dtype=bool), setting)
     return _profile(steps, everything, held_out, setting, model, device, identity)
 
@@ -221,7 +206,9 @@ def _split(steps: Steps, setting: solve.Setting) -> tuple[Bools, Bools, Bools]:
     return train, random, largest
 
 
-def _errors(part: str, steps: Steps, rows: Bools, cost: FittedCost, setting: solve.Setting) -> list[HeldOut]:
+def _errors(
+    part: Literal["random", "largest"], steps: Steps, rows: Bools, cost: FittedCost, setting: solve.Setting
+) -> list[HeldOut]:
     """Errors of predictions over sums of consecutive rows (or single rows of a grid), by kind of step."""
     positions = np.flatnonzero(rows)
     window = setting.window
@@ -234,20 +221,11 @@ def _errors(part: str, steps: Steps, rows: Bools, cost: FittedCost, setting: sol
     # A sum that holds prefill at all is priced by how well prefill is priced.
     kind = np.where((kinds == "mixed").any(1), "mixed", np.where((kinds == "prefill").any(1), "prefill", "decode"))
     found = []
-    for name in ("all", *REGIMES):
+    names: tuple[Literal["all", "decode", "mixed", "prefill"], ...] = ("all", *REGIMES)
+    for name in names:
         chosen = error[kind == name] if name != "all" else error
         if len(chosen):
-            found.append(
-                HeldOut(
-                    part=part,  # type: ignore[arg-type]  # random or largest
-                    regime=name,  # type: ignore[arg-type]  # all or one of REGIMES
-                    rows_each=window,
-                    count=len(chosen),
-                    median=rounded(float(np.median(np.abs(chosen))), 4),
-                    p95=rounded(float(np.quantile(np.abs(chosen), 0.95)), 4),
-                    signed_mean=rounded(float(chosen.mean()), 4),
-                )
-            )
+            found.append(HeldOut(part=part, regime=name, rows_each=window, **error_figures(chosen)))
     return found
 
 
@@ -265,15 +243,8 @@ def _profile(
     unknown = solve.unknown_coefficients(result, steps, np.ones(len(steps), dtype=bool))
 
     def coefficient(i: int, unit: str) -> Coefficient:
-        # A bootstrap interval can lie beside the estimate where the data drift; it is widened to hold it.
-        return Coefficient(
-            value=values[i],
-            unit=unit,
-            low=rounded(min(float(low[i]), values[i])),
-            high=rounded(max(float(high[i]), values[i])),
-            identified=i not in result.pinned and i not in unknown,
-            how=result.how[i],
-        )
+        identified = i not in result.pinned and i not in unknown
+        return Coefficient.of(values[i], low[i], high[i], unit, identified=identified, how=result.how[i])
 
     cost = solve.cost_of(np.array(values), setting)
     predicted = np.asarray(cost.seconds(steps.shape))
@@ -291,11 +262,7 @@ def _profile(
         device=device.name,
         coefficients={name: coefficient(i, unit) for i, (name, unit) in enumerate(COEFFICIENTS.items())},
         sharpness=coefficient(solve.P, "1"),
-        form=Form(
-            expert_share=rounded(setting.physics.expert_share),
-            expert_untouched=rounded(setting.physics.expert_untouched),
-            windows=tuple((rounded(w.share), w.tokens) for w in setting.physics.windows),
-        ),
+        form=Form.of(setting.physics),
         held_out=tuple(held_out),
         domain={kind: dict(box) for kind, box in domain.boxes.items()},  # type: ignore[misc]  # kinds are REGIMES
         residuals=residuals,

@@ -14,8 +14,6 @@ So each interval is that of fits to requests drawn anew *and* to efficiencies an
 from __future__ import annotations
 
 import hashlib
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -23,11 +21,13 @@ import numpy as np
 from servecast.calibration.fit import SHARPNESS
 from servecast.cost import physics
 from servecast.cost.fitted import COEFFICIENTS, smooth_maximum
-from servecast.cost.profile import Coefficient, Form, HeldOut, Profile, Provenance, rounded
+from servecast.cost.profile import Coefficient, Form, HeldOut, Profile, error_figures, provenance, rounded
 from servecast.cost.roofline import BANDWIDTH_EFFICIENCY
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     import numpy.typing as npt
     import pandas as pd
 
@@ -74,6 +74,10 @@ class _Pins(NamedTuple):
     sharpness: float
 
 
+_STATED: Final = _Pins(BANDWIDTH_EFFICIENCY, SHARPNESS)
+_FITTED: Final = ("token_s", "row_s", "step_s")
+
+
 def fit_requests(
     requests: pd.DataFrame,
     model: ModelSpec,
@@ -93,83 +97,89 @@ def fit_requests(
     requests : columns `COLUMNS`, and ``send_s`` where that differs from ``arrival_s``
     Raises InputError for missing columns, impossible times, too few requests, or none that decodes.
     """
-    import pandas as pd
-
     line = timeline(requests, files[0])
     physical = physics.of(model, device, tensor_parallel, kv_dtype)
     slowest = _slowest_reading(line, physical, files[0])
     random = np.random.default_rng(seed)
     n = len(line.prompt)
-    pins = _Pins(BANDWIDTH_EFFICIENCY, SHARPNESS)
     left_out = np.isin(np.arange(n), random.permutation(n)[: round(_HELD_OUT * n)])
-    trial = _solve(line, physical, pins, np.flatnonzero(~left_out))
-    values = _solve(line, physical, pins, np.arange(n))
-    drawn = np.array(
-        [
-            _coefficients(_solve(line, physical, other, random.integers(0, n, n)), physical, other)
-            for other in (
-                _Pins(random.uniform(slowest, BANDWIDTH_RANGE[1]), random.uniform(*SHARPNESS_RANGE))
-                for _ in range(_REPLICATES)
-            )
-        ]
-    )
-    low, high = np.quantile(drawn, (0.05, 0.95), axis=0)
-    fitted = _coefficients(values, physical, pins)
-    told = ("token_s", "row_s", "step_s")
-
-    def coefficient(i: int, name: str, unit: str) -> Coefficient:
-        value = rounded(float(fitted[i]))
-        how = "fitted to requests" if name in told else "physics, efficiency not measured (0.60 to 0.95 of the peak)"
-        if name == "pair_s":
-            how = "its FLOPs at the efficiency of token_s"
-        return Coefficient(
-            value=value,
-            unit=unit,
-            low=rounded(min(float(low[i]), value)),
-            high=rounded(max(float(high[i]), value)),
-            identified=name in told,
-            how=how,
-        )
-
-    digest = hashlib.sha256(pd.util.hash_pandas_object(requests[list(COLUMNS)], index=False).to_numpy().tobytes())
+    trial = _solve(line, physical, _STATED, np.flatnonzero(~left_out))
+    values = _solve(line, physical, _STATED, np.arange(n))
+    drawn = _redrawn(line, physical, slowest, random)
+    coefficients = _intervals(_coefficients(values, physical, _STATED), drawn)
     return Profile(
         name=name,
         model=model.name,
         device=device.name,
         tensor_parallel=tensor_parallel,
         kv_dtype=kv_dtype,
-        coefficients={name: coefficient(i, name, unit) for i, (name, unit) in enumerate(COEFFICIENTS.items())},
-        sharpness=Coefficient(
-            value=pins.sharpness,
-            unit="1",
-            low=SHARPNESS_RANGE[0],
-            high=SHARPNESS_RANGE[1],
-            identified=False,
-            how="stated: requests do not tell the knee",
+        coefficients=coefficients,
+        sharpness=Coefficient.of(
+            SHARPNESS, *SHARPNESS_RANGE, "1", identified=False, how="stated: requests do not tell the knee"
         ),
-        form=Form(
-            expert_share=rounded(physical.expert_share),
-            expert_untouched=rounded(physical.expert_untouched),
-            windows=tuple((rounded(w.share), w.tokens) for w in physical.windows),
-        ),
-        held_out=_held_out(line, trial, physical, pins, left_out),
+        form=Form.of(physical),
+        held_out=_held_out(line, trial, physical, left_out),
         domain=_domain(line),  # type: ignore[arg-type]  # kinds are REGIMES
         covariance=tuple(tuple(rounded(v, 5) for v in row) for row in np.cov(drawn, rowvar=False).tolist()),
-        notes=(
-            "coarse: fitted to times of requests, no step was measured",
-            f"{1e3 * values[3]:.1f} ms of the time to first token are not its prompt's (the client's way)",
-        ),
-        provenance=Provenance(
-            source=source,
-            engine=engine,
-            date=date or datetime.now(UTC).date().isoformat(),
-            files=files,
-            sha256=digest.hexdigest(),
-            rows=n,
-            seed=seed,
-            rows_each=1,
+        notes=tuple(_notes(line, coefficients, float(values[3]))),
+        provenance=provenance(
+            date, source=source, engine=engine, files=files, sha256=_digest(requests), rows=n, seed=seed, rows_each=1
         ),
     )
+
+
+def _redrawn(line: Timeline, physical: Physics, slowest: float, random: np.random.Generator) -> Floats:
+    """Coefficients (replicates, 6) of requests drawn anew, each with another efficiency and another knee."""
+    n = len(line.prompt)
+    found = []
+    for _ in range(_REPLICATES):
+        pins = _Pins(random.uniform(slowest, BANDWIDTH_RANGE[1]), random.uniform(*SHARPNESS_RANGE))
+        found.append(_coefficients(_solve(line, physical, pins, random.integers(0, n, n)), physical, pins))
+    return np.array(found)
+
+
+def _intervals(fitted: Floats, drawn: Floats) -> dict[str, Coefficient]:
+    """The coefficients with the 90 % interval of those drawn, and how each was come by."""
+    how = dict.fromkeys(COEFFICIENTS, "physics, efficiency not measured (0.60 to 0.95 of the peak)")
+    how |= dict.fromkeys(_FITTED, "fitted to requests")
+    how["pair_s"] = "its FLOPs at the efficiency of token_s"
+    bounds = np.quantile(drawn, (0.05, 0.95), axis=0).T
+    return {
+        name: Coefficient.of(float(value), low, high, unit, identified=name in _FITTED, how=how[name])
+        for (name, unit), value, (low, high) in zip(COEFFICIENTS.items(), fitted, bounds, strict=True)
+    }
+
+
+def _notes(line: Timeline, coefficients: Mapping[str, Coefficient], offset_s: float) -> Iterator[str]:
+    """How little this is: what was fitted from how many requests, how well it is known, and what was not fitted."""
+    decoding, alone = int((line.steps > 0).sum()), int(line.alone.sum())
+    yield (
+        f"coarse: fitted to the times of {len(line.prompt):,} requests, no step was measured; {decoding:,} of them "
+        f"decode, and {alone:,} waited for nobody, which alone tell the time to first token"
+    )
+    known = ", ".join(f"{name} {_half_width(coefficients[name])}" for name in _FITTED)
+    yield f"three numbers and the client's way are fitted; halves of their 90 % intervals: {known}"
+    pinned = ", ".join(name for name in COEFFICIENTS if name not in _FITTED)
+    bandwidth, knee = (f"{low:g} to {high:g}" for low, high in (BANDWIDTH_RANGE, SHARPNESS_RANGE))
+    yield (
+        f"pinned, not fitted: {pinned} and the knee; their intervals are stated ranges (bandwidth {bandwidth} of the "
+        f"peak, knee {knee})"
+    )
+    yield f"{1e3 * offset_s:.1f} ms of the time to first token are not its prompt's (the client's way)"
+
+
+def _half_width(known: Coefficient) -> str:
+    return (
+        f"{(known.high - known.low) / 2 / known.value:.0%}" if known.value else f"{(known.high - known.low) / 2:.1g} s"
+    )
+
+
+def _digest(requests: pd.DataFrame) -> str:
+    import pandas as pd
+
+    return hashlib.sha256(
+        pd.util.hash_pandas_object(requests[list(COLUMNS)], index=False).to_numpy().tobytes()
+    ).hexdigest()
 
 
 def is_requests(columns: object) -> bool:
@@ -177,50 +187,12 @@ def is_requests(columns: object) -> bool:
     return set(COLUMNS) <= set(columns)  # type: ignore[call-overload, no-any-return]  # names of a data frame
 
 
-def read(path: str | Path) -> pd.DataFrame:
-    """A table of requests (.csv, .csv.gz, .parquet).
-
-    Raises InputError if it cannot be read.
-    """
-    import pandas as pd
-
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(str(path), "no such file: give a table of recorded requests")
-    try:
-        return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
-    except (ValueError, OSError, EOFError) as error:  # pandas' and pyarrow's own errors are ValueErrors
-        raise InputError(str(path), f"cannot be read ({' '.join(str(error).split())}): save it again") from error
-
-
 def timeline(requests: pd.DataFrame, place: str) -> Timeline:
     """Who decoded when.
 
     Raises InputError as `fit_requests` does.
     """
-    missing = [name for name in COLUMNS if name not in requests.columns]
-    if missing:
-        raise InputError(place, f"column {', '.join(missing)} is missing: recorded requests have {', '.join(COLUMNS)}")
-    columns = {name: requests[name].to_numpy(dtype=float) for name in COLUMNS}
-    bad = np.flatnonzero(
-        ~np.all([np.isfinite(column) for column in columns.values()], axis=0)
-        | (columns["ttft_s"] <= 0)
-        | (columns["e2e_s"] < columns["ttft_s"])
-        | (columns["prompt_tokens"] < 1)
-    )
-    if len(bad):
-        raise InputError(f"{place}:{bad[0] + 2}", "times must be numbers with 0 < ttft_s <= e2e_s: remove the row")
-    if len(requests) < FEWEST or not (columns["output_tokens"] > 1).any():
-        raise InputError(place, f"{len(requests)} requests are too few, or none decodes: give at least {FEWEST}")
-    if all(np.ptp(column) == 0 for column in columns.values()):
-        raise InputError(
-            place, f"all {len(requests)} requests are the same one: record requests that vary in time and in length"
-        )
-    sent = requests["send_s"].to_numpy(dtype=float) if "send_s" in requests else columns["arrival_s"]
-    first, last = sent + columns["ttft_s"], sent + columns["e2e_s"]
-    order = np.argsort(first, kind="stable")
-    first, last, sent = first[order], last[order], sent[order]
-    prompt, output = columns["prompt_tokens"][order], columns["output_tokens"][order]
+    sent, first, last, prompt, output = _in_order(_checked(requests, place))
     steps = output - 1
     span = last - first
     pace = np.divide(steps, span, out=np.zeros_like(span), where=span > 0)
@@ -245,8 +217,6 @@ def timeline(requests: pd.DataFrame, place: str) -> Timeline:
     position = np.arange(len(first))
     just_before = np.searchsorted(times, first, side="left") - 1
     inside = just_before >= 0
-    own_rows = np.where(inside, rows[just_before], 0.0)
-    own_context = np.where(inside, held[just_before] + growth[just_before] * first, 0.0)
     others_sent = np.searchsorted(np.sort(sent), first) - np.searchsorted(np.sort(sent), sent, side="right")
     others_first = position - np.searchsorted(first, sent)
     return Timeline(
@@ -258,10 +228,42 @@ def timeline(requests: pd.DataFrame, place: str) -> Timeline:
         context=mean(context_area),
         before=position + 1,
         after=np.searchsorted(first, last),
-        own_rows=np.maximum(own_rows, 0.0),
-        own_context=np.maximum(own_context, 0.0),
+        own_rows=np.maximum(np.where(inside, rows[just_before], 0.0), 0.0),
+        own_context=np.maximum(np.where(inside, held[just_before] + growth[just_before] * first, 0.0), 0.0),
         alone=(others_sent <= 0) & (others_first <= 0),
     )
+
+
+def _checked(requests: pd.DataFrame, place: str) -> dict[str, Floats]:
+    """The columns as numbers, ``sent_s`` among them."""
+    missing = [name for name in COLUMNS if name not in requests.columns]
+    if missing:
+        raise InputError(place, f"column {', '.join(missing)} is missing: recorded requests have {', '.join(COLUMNS)}")
+    columns = {name: requests[name].to_numpy(dtype=float) for name in COLUMNS}
+    bad = np.flatnonzero(
+        ~np.all([np.isfinite(column) for column in columns.values()], axis=0)
+        | (columns["ttft_s"] <= 0)
+        | (columns["e2e_s"] < columns["ttft_s"])
+        | (columns["prompt_tokens"] < 1)
+    )
+    if len(bad):
+        raise InputError(f"{place}:{bad[0] + 2}", "times must be numbers with 0 < ttft_s <= e2e_s: remove the row")
+    if len(requests) < FEWEST or not (columns["output_tokens"] > 1).any():
+        raise InputError(place, f"{len(requests)} requests are too few, or none decodes: give at least {FEWEST}")
+    if all(np.ptp(column) == 0 for column in columns.values()):
+        raise InputError(
+            place, f"all {len(requests)} requests are the same one: record requests that vary in time and in length"
+        )
+    sent_s = requests["send_s"].to_numpy(dtype=float) if "send_s" in requests else columns["arrival_s"]
+    return {**columns, "sent_s": sent_s}
+
+
+def _in_order(columns: Mapping[str, Floats]) -> tuple[Floats, ...]:
+    """When each was sent, its first and its last token [s], prompt and output tokens, in order of first token."""
+    sent = columns["sent_s"]
+    first, last = sent + columns["ttft_s"], sent + columns["e2e_s"]
+    order = np.argsort(first, kind="stable")
+    return tuple(column[order] for column in (sent, first, last, columns["prompt_tokens"], columns["output_tokens"]))
 
 
 def _slowest_reading(line: Timeline, physical: Physics, place: str) -> float:
@@ -328,25 +330,14 @@ def _solve(line: Timeline, physical: Physics, pins: _Pins, chosen: npt.NDArray[n
     return found
 
 
-def _held_out(
-    line: Timeline, values: Floats, physical: Physics, pins: _Pins, rows: npt.NDArray[np.bool_]
-) -> tuple[HeldOut, ...]:
-    decode, _ = _predicted(line, values, physical, pins)
+def _held_out(line: Timeline, values: Floats, physical: Physics, rows: npt.NDArray[np.bool_]) -> tuple[HeldOut, ...]:
+    decode, _ = _predicted(line, values, physical, _STATED)
     judged = rows & (line.steps > 0)
     if not judged.any():
         return ()
     error = decode[judged] / line.decode_s[judged] - 1
-    return (
-        HeldOut(
-            part="random",
-            regime="all",
-            rows_each=max(1, round(float(line.steps[judged].mean()))),
-            count=int(judged.sum()),
-            median=rounded(float(np.median(np.abs(error))), 4),
-            p95=rounded(float(np.quantile(np.abs(error), 0.95)), 4),
-            signed_mean=rounded(float(error.mean()), 4),
-        ),
-    )
+    steps = max(1, round(float(line.steps[judged].mean())))
+    return (HeldOut(part="random", regime="all", rows_each=steps, **error_figures(error)),)
 
 
 def _domain(line: Timeline) -> dict[str, dict[str, tuple[float, float]]]:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
+from servecast.calibration.steps import table_of
 from servecast.cost.curves import Curve, curve, left_out
-from servecast.cost.profile import LeftOut, rounded
+from servecast.cost.profile import LeftOut, error_figures
 from servecast.errors import InputError
 from servecast.specs.dtypes import bytes_per_value
 
@@ -144,19 +145,7 @@ def summary(operator: str, along: str, errors: Iterable[float]) -> list[LeftOut]
     """The errors of one operator's points, each predicted from the others; nothing where there are none."""
     found = np.array(list(errors))
     found = found[np.isfinite(found)]
-    if not len(found):
-        return []
-    sizes = np.abs(found)
-    return [
-        LeftOut(
-            operator=operator,
-            along=along,
-            count=len(found),
-            median=rounded(float(np.median(sizes)), 4),
-            p95=rounded(float(np.quantile(sizes, 0.95)), 4),
-            signed_mean=rounded(float(found.mean()), 4),
-        )
-    ]
+    return [LeftOut(operator=operator, along=along, **error_figures(found))] if len(found) else []
 
 
 def errors_along(points: Points, outer: bool) -> list[float]:
@@ -174,12 +163,7 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    if not path.is_file():
-        raise InputError(str(path), "no such file: a folder of operator tables holds it")
-    try:
-        table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
-    except (ValueError, OSError, EOFError) as error:  # pandas' and pyarrow's own errors are ValueErrors
-        raise InputError(str(path), f"cannot be read ({' '.join(str(error).split())}): save it again") from error
+    table = table_of(path, "a folder of operator tables holds it")
     missing = [name for name in columns if name not in table.columns]
     if missing:
         raise InputError(str(path), f"column {', '.join(missing)} is missing: it must hold {', '.join(columns)}")

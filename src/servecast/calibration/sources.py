@@ -60,7 +60,7 @@ def fit(
         if given is not None:
             raise InputError(option, "goes with a folder of operator tables: measured steps hold the host already")
     fitted: Profile
-    if len(paths) == 1 and fit_requests.is_requests((table := fit_requests.read(paths[0])).columns):
+    if len(paths) == 1 and fit_requests.is_requests((table := steps.table_of(paths[0])).columns):
         spec, gpu = catalogue.model(model), catalogue.device(device)
         fitted = fit_requests.fit_requests(
             table, spec, gpu, kv_dtype=kv_dtype, seed=seed, files=(paths[0].name,), **common

@@ -71,7 +71,7 @@ def read(paths: str | Path | Sequence[str | Path]) -> Steps:
     digest = hashlib.sha256()
     parts = []
     for file in files:
-        table = _table(file)
+        table = table_of(file)
         digest.update(file.read_bytes())
         parts.append(_columns(table, str(file), first_line=1 if file.suffix == ".parquet" else 2))
     return _steps(parts, tuple(f.name for f in files), digest.hexdigest())
@@ -85,23 +85,25 @@ def from_frame(table: pd.DataFrame, place: str = "steps") -> Steps:
     return _steps([_columns(table, place, first_line=1)], (place,), digest.hexdigest())
 
 
-def _table(file: Path) -> pd.DataFrame:
+def table_of(file: Path, wanted: str = "give a table of measured steps (.csv, .csv.gz, .parquet)") -> pd.DataFrame:
+    """A table of any content; ``wanted`` is the remedy where there is no such file.
+
+    Raises InputError if it cannot be read.
+    """
     import pandas as pd
 
     if not file.is_file():
-        raise InputError(str(file), "no such file: give a table of measured steps (.csv, .csv.gz, .parquet)")
+        raise InputError(str(file), f"no such file: {wanted}")
     try:
         if file.suffix == ".parquet":
             return pd.read_parquet(file)
         if file.name.endswith((".csv", ".csv.gz")):
             return pd.read_csv(file)
     except (ValueError, OSError, EOFError) as error:  # pandas' and pyarrow's own errors are ValueErrors
-        raise InputError(
-            str(file), f"cannot be read as a table ({' '.join(str(error).split())}): save it again"
-        ) from error
-    raise InputError(
-        str(file), f"{file.suffix or 'no ending'} is not a known kind of table: use .csv, .csv.gz or .parquet"
-    )
+        problem = f"cannot be read as a table ({' '.join(str(error).split())}): save it again"
+        raise InputError(str(file), problem) from error
+    kind = file.suffix or "no ending"
+    raise InputError(str(file), f"{kind} is not a known kind of table: use .csv, .csv.gz or .parquet")
 
 
 def _columns(table: pd.DataFrame, place: str, first_line: int) -> dict[str, npt.NDArray[np.float64]]:

@@ -90,13 +90,13 @@ class WholeSteps(NamedTuple):
         }
 
 
-def fit(shape: StepShape, seconds: Floats, seed: int = 0) -> WholeSteps:
-    """Fit measured steps: ``shape`` of arrays (n,), ``seconds`` (n,) [s]."""
+def fit(shape: StepShape, seconds: Floats, seed: int = 0, replicates: int = _REPLICATES) -> WholeSteps:
+    """Fit measured steps: ``shape`` of arrays (n,), ``seconds`` (n,) [s]; so many bootstrap replicates."""
     design, knots = _design(shape, seconds)
     solved = _solve(design, knots, np.arange(len(seconds)))
     draw = np.random.default_rng(seed)
     several = [
-        _solve(design, knots, draw.integers(0, len(seconds), len(seconds)), passes=1)[-2:] for _ in range(_REPLICATES)
+        _solve(design, knots, draw.integers(0, len(seconds), len(seconds)), passes=1)[-2:] for _ in range(replicates)
     ]
     low, high = np.quantile(several, (0.05, 0.95), axis=0)
     f, g = len(knots[0]), len(knots[1])

@@ -101,41 +101,29 @@ def from_excess(missing: Floats, steps: Floats, rows: Floats, scale: Floats, how
     # Kernels are off by more than their many steps scatter: what they leave of a typical step is not known either.
     unexplained = float(np.median(np.abs(missing - value[0] * steps - value[1] * rows) / steps))
 
-    def coefficient(i: int, unit: str) -> Coefficient:
-        margin = unexplained if i == 0 else 0.0
-        return Coefficient(
-            value=rounded(value[i]),
-            unit=unit,
-            low=rounded(max(0.0, min(value[i], float(low[i])) - margin)),
-            high=rounded(max(value[i], float(high[i])) + margin),
-            identified=True,
-            how=how,
+    margin = unexplained, 0.0
+    step, row = (
+        Coefficient.of(
+            value[i], max(0.0, min(value[i], low[i]) - margin[i]), max(value[i], high[i]) + margin[i], unit,
+            identified=True, how=how,
         )
-
-    return Host(coefficient(0, "s"), coefficient(1, "s/row"))
+        for i, unit in enumerate(("s", "s/row"))
+    )  # fmt: skip
+    return Host(step, row)
 
 
 def _nonnegative(target: Floats, first: Floats, second: Floats) -> tuple[float, float]:
     """Coefficients of two columns, both at least 0, that make the sum of absolute errors small (weights iterated)."""
+    from scipy.optimize import nnls
+
+    columns = np.column_stack([first, second])
     weights = np.ones(len(target))
-    value = (0.0, 0.0)
     for _ in range(_PASSES):
-        a, b = first * weights, second * weights
-        y = target * weights
-        aa, ab, bb, ay, by = float(a @ a), float(a @ b), float(b @ b), float(a @ y), float(b @ y)
-        determinant = aa * bb - ab * ab
-        if determinant > 1e-9 * aa * bb:
-            value = ((bb * ay - ab * by) / determinant, (aa * by - ab * ay) / determinant)
-        else:
-            value = (ay / aa, 0.0)
-        if value[0] < 0:
-            value = (0.0, max(0.0, by / bb))
-        elif value[1] < 0:
-            value = (max(0.0, ay / aa), 0.0)
-        residual = np.abs(value[0] * first + value[1] * second - target)
+        value = nnls(columns * weights[:, None], target * weights)[0]
+        residual = np.abs(columns @ value - target)
         limit = max(1e-9, 1.5 * float(np.median(residual)))
         weights = np.minimum(1.0, np.sqrt(limit / np.maximum(residual, 1e-12)))
-    return value
+    return float(value[0]), float(value[1])
 
 
 def _as_arrays(shape: StepShape) -> StepShape:

@@ -1,8 +1,8 @@
 """What every cost model offers: the duration of an engine step from its `StepShape`.
 
-Two kinds stand behind one interface: `servecast.cost.roofline.Roofline` (datasheet, not calibrated) and
-`servecast.cost.fitted.FittedCost` (fitted to measured steps). Neither knows a scheduler: a step costs what its shape
-costs.
+Three kinds stand behind one interface: `servecast.cost.roofline.Roofline` (datasheet, not calibrated),
+`servecast.cost.fitted.FittedCost` (fitted to measured steps) and `servecast.cost.tabulated.TabulatedCost` (measured
+operators added up, or curves through measured steps). None knows a scheduler: a step costs what its shape costs.
 """
 
 from __future__ import annotations

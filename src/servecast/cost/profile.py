@@ -14,9 +14,11 @@ import difflib
 import json
 import math
 from abc import abstractmethod
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from servecast import resources
@@ -31,7 +33,10 @@ from servecast.files import write
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy.typing as npt
+
     from servecast.cost.model import CostModel
+    from servecast.cost.physics import Physics
 
 #: Version of the file's layout.
 SCHEMA: Final = 1
@@ -57,6 +62,13 @@ class Coefficient(_Section):
     identified: bool
     how: str
 
+    @classmethod
+    def of(cls, value: float, low: float, high: float, unit: str, *, identified: bool, how: str) -> Coefficient:
+        """Rounded as it is written; an interval of a bootstrap that lies beside the value is widened to hold it."""
+        value = rounded(value)
+        low, high = rounded(min(float(low), value)), rounded(max(float(high), value))
+        return cls(value=value, unit=unit, low=low, high=high, identified=identified, how=how)
+
 
 class Form(_Section):
     """The shape of the model that no step table tells: experts and sliding windows (see `FittedCost`)."""
@@ -64,6 +76,15 @@ class Form(_Section):
     expert_share: NonNegative = 0.0
     expert_untouched: NonNegative = 0.0
     windows: tuple[tuple[NonNegative, Annotated[int, Field(ge=1)]], ...] = ()
+
+    @classmethod
+    def of(cls, physics: Physics) -> Form:
+        """The form of a model at a device's peak."""
+        return cls(
+            expert_share=rounded(physics.expert_share),
+            expert_untouched=rounded(physics.expert_untouched),
+            windows=tuple((rounded(window.share), window.tokens) for window in physics.windows),
+        )
 
 
 class HeldOut(_Section):
@@ -356,6 +377,22 @@ def _surface(curves: Sequence[_Points], name: str) -> Surface:
         return Surface(tuple(points[0][0] for points in curves), tuple(_curve(p[1:], name) for p in curves))
     except InputError as error:
         raise InputError(f"tables.{name}", error.problem) from error
+
+
+def error_figures(errors: npt.NDArray[np.float64]) -> dict[str, Any]:
+    """Count, median, p95 and signed mean of relative errors, as `HeldOut` and `LeftOut` have them."""
+    sizes = np.abs(errors)
+    return {
+        "count": len(errors),
+        "median": rounded(float(np.median(sizes)), 4),
+        "p95": rounded(float(np.quantile(sizes, 0.95)), 4),
+        "signed_mean": rounded(float(errors.mean()), 4),
+    }
+
+
+def provenance(date: str | None, **known: Any) -> Provenance:
+    """Where measurements came from; fitted today where no ``date`` is given."""
+    return Provenance(date=date or datetime.now(UTC).date().isoformat(), **known)
 
 
 def rounded(value: float, digits: int = 7) -> float:

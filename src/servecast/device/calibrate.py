@@ -22,7 +22,6 @@ import json
 import math
 import time
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,7 +33,7 @@ from servecast.calibration.fit import Report
 from servecast.cost import physics
 from servecast.cost.domain import Domain
 from servecast.cost.model import regime
-from servecast.cost.profile import Coefficient, LeftOut, Provenance, Tables, TabulatedProfile, rounded
+from servecast.cost.profile import Coefficient, LeftOut, Tables, TabulatedProfile, provenance, rounded
 from servecast.device import footprint, grid, machine
 from servecast.device.calibration_files import REFERENCES, Files
 from servecast.device.ceilings import ceilings
@@ -457,10 +456,10 @@ def fit_grid(
         domain={kind: dict(box) for kind, box in domain.boxes.items()},  # type: ignore[misc]  # kinds are REGIMES
         memory_bytes={name: float(round(value)) for name, value in facts["memory"].items()},
         notes=tuple(_notes(request, found, facts, dtype)),
-        provenance=Provenance(
+        provenance=provenance(
+            None,
             source=f"servecast calibrate on {facts['machine'].get('gpu', facts['machine']['processor'])}",
             engine=f"servecast kernels, torch {facts['machine']['torch']}",
-            date=datetime.now(UTC).date().isoformat(),
             files=(table.name,),
             sha256=hashlib.sha256(table.read_bytes()).hexdigest(),
             rows=len(seen),

@@ -8,7 +8,7 @@ import numpy as np
 
 from servecast.batch import StepShape
 from servecast.cost.model import REGIMES, regime
-from servecast.cost.profile import rounded
+from servecast.cost.profile import error_figures, rounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,13 +74,7 @@ def errors(steps: pd.DataFrame, predicted: str) -> Iterator[dict[str, Any]]:
     for name in ("all", *REGIMES):
         chosen = error if name == "all" else error[kinds == name]
         if len(chosen):
-            yield {
-                "regime": name,
-                "count": len(chosen),
-                "median": rounded(float(np.median(np.abs(chosen))), 4),
-                "p95": rounded(float(np.quantile(np.abs(chosen), 0.95)), 4),
-                "signed_mean": rounded(float(chosen.mean()), 4),
-            }
+            yield {"regime": name, **error_figures(chosen)}
 
 
 def shapes(steps: pd.DataFrame) -> StepShape:
