@@ -16,7 +16,7 @@ import yaml
 
 from servecast.cli import app as cli
 from servecast.cli import terminal
-from servecast.progress import Progress
+from servecast.run.sweep import Progress
 
 HEAVY = ("torch", "pandas", "matplotlib", "scipy", "numpy", "yaml", "simpy", "joblib", "jinja2", "pyarrow")
 
@@ -234,7 +234,7 @@ def test_interrupted_keeps_what_was_made(tiny, capsys, monkeypatch):
     from servecast.run import sweep
 
     made = sweep.run
-    monkeypatch.setattr(sweep, "run", lambda point, at, *rest: made(point, at, *rest) if at == 0 else _interrupt())
+    monkeypatch.setattr(sweep, "run", lambda task, *rest: made(task, *rest) if task.at == 0 else _interrupt())
     assert command("run", tiny) == 130
     caught = capsys.readouterr()
     assert "interrupted, 1 runs were not made" in caught.err

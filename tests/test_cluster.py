@@ -1,4 +1,4 @@
-"""A sweep on a cluster gives the table of one machine, even if a worker dies on the way: on Dask, and on Ray."""
+"""A sweep on a cluster gives the table of one machine, even if a worker dies on the way."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from test_sweep_store import scenario
 
 from servecast.errors import InputError
 from servecast.run import cluster
-from servecast.run.points_store import opened
+from servecast.run.store import opened
 from servecast.run.sweep import simulate
 
 
@@ -145,103 +145,10 @@ def test_without_dask_the_extra_is_named(monkeypatch):
         pass
 
 
-# --- Ray --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def ray_nodes():
-    """A cluster of one machine that stands for three: a head without a CPU, and two nodes with one each."""
-    pytest.importorskip("ray", reason="ray is not installed: pip install 'servecast[ray]'")
-    from ray.cluster_utils import Cluster
-
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    yield made, [made.add_node(num_cpus=1) for _ in range(2)]
-    made.shutdown()
-
-
-def test_a_node_of_ray_that_dies_changes_nothing(ray_nodes, tmp_path):
-    made, nodes = ray_nodes
-    seeds = scenario(sweep={"workload.seed": list(range(30)), "workload.requests": [500]})
-    here = simulate(seeds)
-    seen = []
-
-    def told(progress):
-        seen.append(progress.made)
-        if progress.made >= 1 and len(made.list_all_nodes()) == 3:
-            made.remove_node(nodes[0], allow_graceful=False)
-
-    with cluster.chosen("ray", made.address) as there, opened(tmp_path / "tiny") as store:
-        assert there.threads == 2
-        results = simulate(seeds, store=store, cluster=there, progress=told)
-    assert len(made.list_all_nodes()) == 2
-    assert max(seen) == 60 and not results.failures
-    for table in ("summary", "requests", "decisions"):
-        assert getattr(results, table).equals(getattr(here, table)), table
-    with opened(tmp_path / "tiny") as store:
-        assert simulate(seeds, store=store).resumed == 60
-
-
-def test_points_that_cannot_be_and_other_programs_are_told_by_ray_too(ray_nodes, monkeypatch):
-    made, nodes = ray_nodes
-    poor = scenario(sweep={"engine.gpu_memory_utilization": [0.1, 0.9]})
-    with cluster.ray(made.address) as there:
-        results = simulate(poor, cluster=there)
-    assert results.failures == simulate(poor).failures
-    assert len(results.outcomes) == 2
-    with monkeypatch.context() as other:
-        other.setattr(cluster, "_here", lambda: "another")
-        with pytest.raises(InputError, match="2 of 2 workers have another servecast"), cluster.ray(made.address):
-            pass
-    with monkeypatch.context() as other:
-        other.setattr(cluster, "_program", nowhere)
-        with pytest.raises(InputError, match="have no servecast"), cluster.ray(made.address):
-            pass
-    for node in nodes:
-        made.remove_node(node)
-    with pytest.raises(InputError, match="has no workers: start some, ray start"), cluster.ray(made.address):
-        pass
-
-
-def nowhere() -> str:
-    """A function of a module that workers cannot import."""
-    raise AssertionError("asked here")
-
-
-nowhere.__module__ = "servecast_of_another_world"
-
-
-def test_a_run_that_kills_every_worker_it_gets_is_an_error_in_the_end(ray_nodes):
-    made, _ = ray_nodes
-
-    def fatal(status: int) -> None:
-        os._exit(status)
-
-    with cluster.ray(made.address) as there, pytest.raises(InputError, match="a run lost its worker 4 times"):
-        list(there.each(fatal, [(1,)]))
-
-
-def test_nobody_there_is_one_line_with_ray():
-    pytest.importorskip("ray", reason="ray is not installed: pip install 'servecast[ray]'")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    for wrong in (address, "nonsense", "127.0.0.1:99999"):
-        with pytest.raises(InputError) as refused, cluster.ray(wrong, wait_s=1):
-            pass
-        assert str(refused.value).startswith(f"--scheduler: no Ray cluster answers at {wrong!r}")
-        assert "\n" not in str(refused.value)
-
-
-def test_without_ray_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InputError, match=r"pip install 'servecast\[ray\]'"), cluster.chosen("ray", "127.0.0.1:1"):
-        pass
-
-
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("backend", "scheduler"), [("dask", None), ("ray", None), ("local", "tcp://127.0.0.1:8786")])
+@pytest.mark.parametrize(("backend", "scheduler"), [("dask", None), ("local", "tcp://127.0.0.1:8786")])
 def test_backend_and_scheduler_go_together(backend, scheduler):
     with pytest.raises(InputError, match="go together"):
         cluster.chosen(backend, scheduler)

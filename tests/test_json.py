@@ -95,10 +95,10 @@ def test_resuming_is_told_on_standard_error(tiny, capsys):
 def test_interrupted_the_document_has_what_was_made(tiny, capsys, monkeypatch):
     made = sweep.run
 
-    def second_interrupted(point, at, *rest):
-        if at == 1:
+    def second_interrupted(task, *rest):
+        if task.at == 1:
             raise KeyboardInterrupt
-        return made(point, at, *rest)
+        return made(task, *rest)
 
     monkeypatch.setattr(sweep, "run", second_interrupted)
     assert command("run", tiny, "--json") == cli.EXIT_INTERRUPTED

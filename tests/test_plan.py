@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -27,7 +29,6 @@ from servecast.cli import plan as commands_plan
 from servecast.cost import profile as profiles
 from servecast.cost.fitted import COEFFICIENTS
 from servecast.errors import InputError
-from servecast.plan import store as plan_store
 from servecast.plan.answer import Tokens, break_even, dollars
 from servecast.plan.capacity import MOST, fewest, highest_load
 from servecast.plan.configuration import Configuration
@@ -35,10 +36,11 @@ from servecast.plan.load import load_of
 from servecast.plan.planner import make_plan
 from servecast.plan.sample import Binding, Sample, Share, binding, throughput
 from servecast.plan.uncertainty import Estimate, draws, estimate
-from servecast.progress import Progress
 from servecast.report import plan_tables, plan_words
 from servecast.report.plan_files import write
 from servecast.report.verdicts.plan import verdict
+from servecast.run.store import opened
+from servecast.run.sweep import Progress
 from servecast.scenario import check
 from servecast.scenario.serving import serving
 from servecast.scenario.traffic import traffic
@@ -949,21 +951,21 @@ def test_two_sittings_give_the_plan_of_one_and_simulate_nothing_twice(made, simu
     for stop in (5, 40):
         simulated.made.clear()
         simulated.stop(stop)
-        with pytest.raises(KeyboardInterrupt), plan_store.opened(tmp_path / "p") as folder:
-            make_plan(scenario, folder=folder)
+        with pytest.raises(KeyboardInterrupt), opened(tmp_path / "p") as store:
+            make_plan(scenario, store=store)
         simulated.stop(math.inf)
     simulated.made.clear()
-    with plan_store.opened(tmp_path / "p") as folder:
-        found = make_plan(scenario, folder=folder)
+    with opened(tmp_path / "p") as store:
+        found = make_plan(scenario, store=store)
     assert found == whole
     assert found.resumed == 45
     assert len(simulated.made) <= needed - 45  # a change that is an option too is simulated once
     simulated.made.clear()
-    with plan_store.opened(tmp_path / "p") as folder:
-        assert make_plan(scenario, jobs=2, folder=folder) == whole
+    with opened(tmp_path / "p") as store:
+        assert make_plan(scenario, jobs=2, store=store) == whole
     assert simulated.made == []
-    with plan_store.opened(tmp_path / "p", fresh=True) as folder:
-        assert make_plan(scenario, folder=folder).resumed == 0
+    with opened(tmp_path / "p", fresh=True) as store:
+        assert make_plan(scenario, store=store).resumed == 0
 
 
 def test_a_goal_a_price_or_a_longer_search_finds_what_was_simulated_and_a_changed_scenario_does_not(
@@ -971,8 +973,8 @@ def test_a_goal_a_price_or_a_longer_search_finds_what_was_simulated_and_a_change
 ):
     def plan(**keys):
         simulated.made.clear()
-        with plan_store.opened(tmp_path / "p") as folder:
-            return make_plan(made(search__over={"policies[0].max_num_seqs": [1, 2]}, **keys), folder=folder)
+        with opened(tmp_path / "p") as store:
+            return make_plan(made(search__over={"policies[0].max_num_seqs": [1, 2]}, **keys), store=store)
 
     plan()
     first = len(simulated.made)
@@ -985,28 +987,16 @@ def test_a_goal_a_price_or_a_longer_search_finds_what_was_simulated_and_a_change
         {"residuals": SPREAD},  # another profile
     ):  # fmt: skip
         assert plan(**change).resumed == 0, change
-        kept = {file.name.partition("-")[0] for file in (tmp_path / ".p.points").glob("*.jsonl")}
-        assert len(kept) == 2  # of what came before nothing is left when a plan is done
+        assert len(digests_in(tmp_path / ".p.sqlite")) == 2  # of what came before nothing is left when a plan is done
     plan()
     assert len(simulated.made) == first
 
 
 def test_two_plans_into_one_folder_are_refused(tmp_path):
-    with plan_store.opened(tmp_path / "p") as folder:
-        with pytest.raises(InputError, match="is writing these results"), plan_store.opened(tmp_path / "p"):
-            pytest.fail("both are in")
-        assert folder.is_dir()
+    inside = pytest.raises(InputError, match="is writing these results")
+    with opened(tmp_path / "p"), inside, opened(tmp_path / "p"):
+        pytest.fail("both are in")
     assert list(tmp_path.iterdir()) == []  # without a load nothing is left
-
-
-def test_a_strange_line_is_told(made, tmp_path):
-    with plan_store.opened(tmp_path / "p") as folder:
-        make_plan(made(), folder=folder)
-        file = next(folder.glob("*.jsonl"))
-    file.write_text("{}\n" + file.read_text())
-    strange = pytest.raises(InputError, match=r"jsonl:1: is no finished run: begin anew with --fresh")
-    with strange, plan_store.opened(tmp_path / "p") as folder:
-        make_plan(made(), folder=folder)
 
 
 PLAN = """
@@ -1036,23 +1026,32 @@ def long(made, tmp_path):
     return scenario, file
 
 
-def lines_in(folder) -> int:
-    return sum(file.read_bytes().count(b"\n") for file in folder.glob("*.jsonl"))
+def rows_in(file, columns="digest") -> list:
+    """What stands in a store, also while it is written; nothing where it is not made yet."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
+            return connection.execute(f"SELECT {columns} FROM runs").fetchall()
+    except sqlite3.OperationalError:
+        return []
+
+
+def digests_in(file) -> set:
+    return set(rows_in(file))
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_killed_it_loses_nothing_that_was_simulated(long, simulated, tmp_path, jobs):
     scenario, file = long
-    folder = tmp_path / ".flat-plan.points"
+    file_of_store = tmp_path / ".flat-plan.sqlite"
     with planning(file, tmp_path, jobs) as process:
         until = time.monotonic() + 120
-        while lines_in(folder) < 6:
+        while len(rows_in(file_of_store)) < 6:
             assert time.monotonic() < until
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
-    with plan_store.opened(tmp_path / "flat-plan") as folder:
-        found = make_plan(scenario, folder=folder)
+    with opened(tmp_path / "flat-plan") as store:
+        found = make_plan(scenario, store=store)
     assert found.resumed >= 6
     made_here = len(simulated.made)
     simulated.made.clear()
@@ -1063,10 +1062,10 @@ def test_killed_it_loses_nothing_that_was_simulated(long, simulated, tmp_path, j
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_interrupted_it_says_so_in_a_line(long, tmp_path, jobs):
     _, file = long
-    folder = tmp_path / ".flat-plan.points"
+    file_of_store = tmp_path / ".flat-plan.sqlite"
     with planning(file, tmp_path, jobs) as process:
         until = time.monotonic() + 120
-        while lines_in(folder) < 3:
+        while len(rows_in(file_of_store)) < 3:
             assert time.monotonic() < until
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.01)
@@ -1078,15 +1077,15 @@ def test_interrupted_it_says_so_in_a_line(long, tmp_path, jobs):
 
 def test_a_full_disk_is_one_line_and_keeps_what_was_simulated(long, tmp_path):
     scenario, file = long
-    with planning(file, tmp_path, limit=20_000) as process:
+    with planning(file, tmp_path, limit=60_000) as process:
         _, said = process.communicate()
     assert process.returncode == 2
-    assert said.startswith(f"{(tmp_path / '.flat-plan.points').resolve()}: cannot be written (")
+    assert said.startswith(f"{(tmp_path / '.flat-plan.sqlite').resolve()}: cannot be written (")
     assert len(said.splitlines()) == 1
-    with plan_store.opened(tmp_path / "flat-plan") as folder:
-        kept = lines_in(folder)
+    with opened(tmp_path / "flat-plan") as store:
+        kept = len(store)
         assert kept > 3
-        assert make_plan(scenario, folder=folder).resumed == kept
+        assert make_plan(scenario, store=store).resumed == kept
 
 
 def test_progress_counts_every_configuration_and_the_closer_look(made):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
-import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -15,12 +16,12 @@ import pytest
 from servecast.cli import terminal
 from servecast.errors import InputError
 from servecast.files import write_tables
-from servecast.progress import Progress
-from servecast.run import gathered, points_store, sweep
-from servecast.run.points_store import fingerprint, key_of, opened
-from servecast.run.results import Failure, Outcome
-from servecast.run.sweep import simulate
-from servecast.scenario import check, points
+from servecast.run import store as stores
+from servecast.run import sweep
+from servecast.run.results import Failure, Made
+from servecast.run.store import fingerprint, opened
+from servecast.run.sweep import Progress, Sweep, simulate, tasks_of
+from servecast.scenario import check
 
 TABLES = ("summary.csv", "requests.csv.gz", "decisions.csv.gz", "oom.csv")
 
@@ -51,19 +52,22 @@ def written(results, folder) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in TABLES}
 
 
-def lines(out) -> list[dict]:
-    return [json.loads(line) for line in (out / ".tiny.points/points.jsonl").read_text().splitlines()]
+def rows(out, columns="digest") -> list:
+    """What stands in the store, seen by somebody who knows nothing of it."""
+    file = out / ".tiny.sqlite"
+    with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
+        return connection.execute(f"SELECT {columns} FROM runs").fetchall() if file.stat().st_size else []
 
 
 def stop_after(monkeypatch, count: int) -> None:
     """Interrupt the sweep, once, at the next run after ``count``."""
     made, run = [], sweep.run
 
-    def once(point, at, *rest):
-        made.append(point)
+    def once(task, *rest):
+        made.append(task)
         if len(made) == count + 1:
             raise KeyboardInterrupt
-        return run(point, at, *rest)
+        return run(task, *rest)
 
     monkeypatch.setattr(sweep, "run", once)
 
@@ -166,16 +170,15 @@ def test_a_longer_sweep_finds_what_it_shares_and_forgets_the_rest(tmp_path):
         with opened(tmp_path / "tiny") as store:
             results = simulate(scenario(sweep={"workload.arrivals.rate_rps": rates}), store=store)
         assert results.resumed == resumed, rates
-        tables = {file.stem for file in (tmp_path / ".tiny.points/tables").iterdir()}
-        assert tables == {line["key"] for line in lines(tmp_path)}
-        assert len(tables) == 2 * len(rates)
+        assert len(rows(tmp_path)) == 2 * len(rates)
+        assert all(tables for (tables,) in rows(tmp_path, "tables"))
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 
 def keys(each) -> list[str]:
-    return [key_of(point, at) for point in points(each) for at in range(len(each.policies))]
+    return [task.digest for task in tasks_of(each)]
 
 
 def test_what_changes_numbers_changes_the_key():
@@ -213,7 +216,7 @@ def test_a_file_counts_by_what_it_holds(tmp_path):
 
 def test_the_program_counts(monkeypatch):
     before = keys(scenario())
-    monkeypatch.setattr(points_store, "fingerprint", lambda: "another")
+    monkeypatch.setattr(stores, "fingerprint", lambda: "another")
     assert not set(keys(scenario())) & set(before)
     assert len(fingerprint()) == 16
 
@@ -258,40 +261,14 @@ def test_a_lock_whose_file_went_away_locks_out_nobody(tmp_path, monkeypatch):
         flock(file, how)
         if not first:
             first.append(file)
-            (tmp_path / ".tiny.points/lock").unlink()
+            (tmp_path / ".tiny.lock").unlink()
 
     monkeypatch.setattr(fcntl, "flock", race)
     with opened(tmp_path / "tiny"):
-        assert (tmp_path / ".tiny.points/lock").read_text() == f"{os.getpid()}\n"
+        assert (tmp_path / ".tiny.lock").read_text() == f"{os.getpid()}\n"
         monkeypatch.undo()
         with pytest.raises(InputError), opened(tmp_path / "tiny"):
             pass
-
-
-def test_a_torn_last_line_is_no_run(stopped):
-    file = stopped / ".tiny.points/points.jsonl"
-    file.write_bytes(file.read_bytes()[:-7])
-    with opened(stopped / "tiny") as store:
-        assert simulate(scenario(), store=store).resumed == 1
-    assert len({line["key"] for line in lines(stopped)}) == len(lines(stopped)) == 6
-
-
-def test_a_run_without_its_table_is_made_again(stopped):
-    next((stopped / ".tiny.points/tables").iterdir()).unlink()
-    with opened(stopped / "tiny") as store:
-        results = simulate(scenario(), store=store)
-    assert results.resumed == 1
-    assert len(results.requests) == 6 * 12
-
-
-@pytest.mark.parametrize("line", ["{", "[1]", '{"row": 1}', "1"])
-def test_a_strange_store_is_one_line(stopped, line):
-    file = stopped / ".tiny.points/points.jsonl"
-    file.write_text(f"{line}\n{file.read_text()}")
-    with pytest.raises(InputError, match=r"points.jsonl:1: is no finished run: begin anew with --fresh"):
-        opened(stopped / "tiny").__enter__()
-    with opened(stopped / "tiny", fresh=True) as store:
-        assert simulate(scenario(), store=store).resumed == 0
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
@@ -306,7 +283,7 @@ sys.path[:0] = {paths!r}
 from pathlib import Path
 from test_sweep_store import scenario
 from servecast.errors import InputError
-from servecast.run.points_store import opened
+from servecast.run.store import opened
 from servecast.run.sweep import simulate
 if {limit}:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -326,38 +303,42 @@ def sweeping(out, jobs=1, limit=0) -> subprocess.Popen:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_killed_it_loses_nothing_that_was_finished(tmp_path, jobs):
-    store_file = tmp_path / ".tiny.points/points.jsonl"
     with sweeping(tmp_path, jobs) as process:
         until = time.monotonic() + 60
-        while not (store_file.exists() and store_file.read_bytes().count(b"\n") >= 10):
+        while not ((tmp_path / ".tiny.sqlite").exists() and finished(tmp_path) >= 10):
             assert time.monotonic() < until
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
-    finished = store_file.read_bytes().count(b"\n")
-    few = scenario(sweep={"workload.seed": list(range(300))}, policies=[{"kind": "static", "batch_size": 4}])
-    stored = {line["key"] for line in lines(tmp_path)}
+    seeds = scenario(sweep={"workload.seed": list(range(300))})
     with opened(tmp_path / "tiny") as store:
-        found = gathered.Gathered([(point, 0) for point in points(few)], store)
-        assert len(store) == finished < 600
-    assert 0 < found.resumed <= finished
-    assert stored >= {key_of(point, 0) for place, point in enumerate(points(few)) if place in found.results}
-    for place, point in list(enumerate(points(few)))[:3]:
-        again = sweep.run(point, 0)
-        assert isinstance(again, Outcome)
-        if place in found.results:
-            assert found.results[place].row == again.row
+        found = Sweep(tasks_of(seeds), store)
+        assert 10 <= found.resumed == len(store) < 600
+    for place, outcome in list(found.results.items())[:3]:
+        again = sweep.run(found.tasks[place])
+        assert isinstance(again, Made)
+        assert outcome.row == again.row
+        for name, column in again.run.requests.items():
+            assert column.tobytes() == outcome.run.requests[name].tobytes()
+
+
+def finished(out) -> int:
+    """Rows of a store that is being written; 0 while it is locked or not yet made."""
+    try:
+        return len(rows(out))
+    except sqlite3.OperationalError:
+        return 0
 
 
 def test_a_full_disk_is_one_line_and_keeps_what_was_finished(tmp_path):
-    with sweeping(tmp_path, limit=40_000) as process:
+    with sweeping(tmp_path, limit=150_000) as process:
         said = process.stderr.read()
     assert process.returncode == 1
-    assert said.startswith(f"{tmp_path / '.tiny.points'}: cannot be written (")
+    assert said.startswith(f"{tmp_path / '.tiny.sqlite'}: cannot be written (")
     assert len(said.splitlines()) == 1
-    finished = (tmp_path / ".tiny.points/points.jsonl").read_bytes()
     with opened(tmp_path / "tiny") as store:
-        assert len(store) == finished.count(b"\n") > 5
+        assert len(store) == len(rows(tmp_path)) > 5
+        assert simulate(scenario(sweep={"workload.seed": [0, 1]}), store=store).resumed == 4
 
 
 # --- more than can be held -------------------------------------------------------------------------------------------
@@ -365,12 +346,11 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_finished(tmp_path):
 
 def test_a_large_sweep_holds_rows_and_the_tables_that_figures_show(tmp_path, monkeypatch):
     whole = simulate(scenario())
-    for module in (points_store, gathered):
-        monkeypatch.setattr(module, "MOST_REQUESTS", 40)
+    monkeypatch.setattr(sweep, "MOST_REQUESTS", 40)
     with monkeypatch.context() as patch, opened(tmp_path / "tiny") as store:
         stop_after(patch, 5)
         assert simulate(scenario(), store=store).missing == 1
-    assert not (tmp_path / ".tiny.points/tables").exists()
+    assert rows(tmp_path, "tables") == [(None,)] * 5
     with opened(tmp_path / "tiny") as store:
         results = simulate(scenario(), store=store)
     assert results.resumed == 5
@@ -384,8 +364,7 @@ def test_a_large_sweep_holds_rows_and_the_tables_that_figures_show(tmp_path, mon
 
 def test_tables_that_turn_out_too_many_are_let_go(tmp_path, monkeypatch):
     """How long a trace is shows as it is read."""
-    for module in (points_store, gathered):
-        monkeypatch.setattr(module, "MOST_REQUESTS", 40)
+    monkeypatch.setattr(sweep, "MOST_REQUESTS", 40)
     trace = tmp_path / "t.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{at},100,10\n" for at in range(12)))
     traced = scenario(workload={"trace": {"path": str(trace)}}, sweep={"engine.block_size": [8, 16, 32]})
@@ -394,16 +373,16 @@ def test_tables_that_turn_out_too_many_are_let_go(tmp_path, monkeypatch):
             results = simulate(traced, store=store)
         assert results.resumed == resumed
         assert len(results.requests) == 2 * 12
-        assert not (tmp_path / ".tiny.points/tables").exists()
+        assert rows(tmp_path, "tables") == [(None,)] * 6
 
 
 def test_policies_alone_are_no_sweep(monkeypatch):
-    monkeypatch.setattr(gathered, "MOST_REQUESTS", 1)
+    monkeypatch.setattr(sweep, "MOST_REQUESTS", 1)
     assert len(simulate(scenario(sweep={})).requests) == 2 * 12
 
 
 def test_failures_of_a_large_sweep_stay_where_they_are(monkeypatch):
-    monkeypatch.setattr(gathered, "MOST_REQUESTS", 1)
+    monkeypatch.setattr(sweep, "MOST_REQUESTS", 1)
     results = simulate(scenario(sweep={"engine.gpu_memory_utilization": [0.1, 0.9, 0.8]}))
     assert len(results.failures) == 2
     assert all(isinstance(each, Failure) for each in results.failures)

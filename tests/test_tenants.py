@@ -13,8 +13,8 @@ from servecast import metrics, simulate
 from servecast.cli import app as cli
 from servecast.cli import terminal
 from servecast.errors import InputError
-from servecast.run.points_store import opened
-from servecast.run.reportable import stated
+from servecast.run.results import stated
+from servecast.run.store import opened
 from servecast.run.sweep import simulate as sweep
 from servecast.scenario import check
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from servecast.against.device.execute import OnDevice
     from servecast.run.cluster import Cluster
-    from servecast.run.points_store import PointsStore
     from servecast.run.results import Results
+    from servecast.run.store import Store
     from servecast.scenario import Scenario
     from servecast.workload.traces.trace_file import TraceFile
 
@@ -89,7 +89,6 @@ class Backend(StrEnum):
 
     local = "local"
     dask = "dask"
-    ray = "ray"
 
 
 class Export(StrEnum):
@@ -163,12 +162,10 @@ def run(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Make every run anew; else what an earlier, stopped sweep made is taken.")
     ] = False,
-    backend: Annotated[
-        Backend, typer.Option(help="local: processes here; dask, ray: a cluster's workers.")
-    ] = Backend.local,
+    backend: Annotated[Backend, typer.Option(help="local: processes here; dask: a cluster's workers.")] = Backend.local,
     scheduler: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="The cluster's scheduler: tcp://host:8786, or Ray's host:6379."),
+        typer.Option(metavar="ADDRESS", help="The cluster's scheduler, like tcp://host:8786."),
     ] = None,
     execute: Annotated[
         str | None,
@@ -242,13 +239,13 @@ class Sitting(NamedTuple):
 
 def _run_one(scenario: Scenario, how: Sitting, exports: tuple[str, ...]) -> bool:
     """Simulate or execute, write, print; whether every run could be made."""
-    from servecast.run import points_store
+    from servecast.run.store import opened
 
-    with points_store.opened(how.out / scenario.name, fresh=how.fresh) as store:  # for this process alone, to its end
+    with opened(how.out / scenario.name, fresh=how.fresh) as store:  # for this process alone, to its end
         return _run_into(scenario, how, exports, store)
 
 
-def _run_into(scenario: Scenario, how: Sitting, exports: tuple[str, ...], store: PointsStore) -> bool:
+def _run_into(scenario: Scenario, how: Sitting, exports: tuple[str, ...], store: Store) -> bool:
     import dataclasses
 
     from servecast import report

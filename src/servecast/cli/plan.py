@@ -48,10 +48,10 @@ def plan(
         servecast plan my.yaml --set goal.rate_rps=40 --set goal.slo.ttft_p99_s=0.5 --json
     """
     from servecast.cli import terminal
-    from servecast.plan import store as plan_store
     from servecast.plan.basis import basis_of
     from servecast.plan.planner import make_plan
-    from servecast.report.plan_files import text, write
+    from servecast.report.plan_files import refuse_strangers, text, write
+    from servecast.run.store import opened
     from servecast.scenario import load
 
     overrides = _overrides(changes)
@@ -59,10 +59,10 @@ def plan(
         overrides["workload.seed"] = seed
     loaded = load(scenario, overrides)
     results = out / f"{loaded.name}-plan"
-    with plan_store.opened(results, fresh=fresh) as folder:
+    with opened(results, fresh=fresh, refuse=refuse_strangers) as store:
         try:
             with terminal.progress(loaded.name) as progress:
-                made = make_plan(loaded, jobs, progress, folder.resolve())
+                made = make_plan(loaded, jobs, progress, store)
         except KeyboardInterrupt:
             # Said here: typer ends the command at a KeyboardInterrupt without a word.
             told = f"\n{loaded.name}: interrupted; the same command goes on from what was simulated"

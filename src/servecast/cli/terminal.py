@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from servecast.progress import Progress
     from servecast.report.verdicts import Verdict
     from servecast.run.results import Results
+    from servecast.run.sweep import Progress
     from servecast.scenario import Scenario
     from servecast.text import Table
 
@@ -93,7 +93,7 @@ def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]])
 def print_results(scenario: Scenario, results: Results) -> None:
     """What was simulated with which settings, the table that compares the policies, and the verdict."""
     from servecast.report import verdict, words
-    from servecast.run.reportable import stated
+    from servecast.run.results import stated
 
     calibrated = bool(results.scenario["derived"]["calibrated"])
     for indent, line in _settings(scenario, results, calibrated):

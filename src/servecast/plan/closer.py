@@ -14,6 +14,7 @@ from servecast.plan.sample import binding
 from servecast.plan.searching import briefly, capacities, seeds_of, serves, statistics, together
 from servecast.plan.uncertainty import Estimate, draws, estimate
 from servecast.run.extrapolation import sentence
+from servecast.run.store import StoreError
 from servecast.scenario import check
 from servecast.scenario.loading import changed as with_changes
 
@@ -301,13 +302,12 @@ def _changes(
             scenario = check(with_changes(configuration.scenario.model_dump(mode="json"), changed), Path())
             other = replace(brief, label=label, scenario=scenario, replicas=best.replicas)
             found = capacities(other, goal, search, best.replicas, seeds_of(other, 1), before, [before])
+        except StoreError:
+            raise  # the disk, not the change
         except InputError as error:
-            if error.place.endswith(".points"):
-                raise  # the disk, not the change
             tried.append(Change(label, None, None, error.problem))
             continue
         digests.append(other.digest)
-        other.close()
         if not found.by_seed:
             tried.append(Change(label, None, None, found.reason))
             continue

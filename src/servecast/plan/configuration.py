@@ -12,18 +12,16 @@ from servecast.errors import InputError
 from servecast.metrics import Window
 from servecast.plan.load import load_of
 from servecast.plan.sample import Sample, sample
-from servecast.plan.store import KeptLoads
-from servecast.run.points_store import digest_of
+from servecast.run.store import digest_of
 from servecast.run.system import System, modelled
 from servecast.scenario.goals import at_least
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from servecast.metrics import Value
     from servecast.plan.load import Load
     from servecast.plan.uncertainty import Draw
     from servecast.policies import Policy
+    from servecast.run.store import Store
     from servecast.scenario.goals import Goal
     from servecast.scenario.schema import Scenario
     from servecast.scenario.serving import Serving
@@ -54,7 +52,7 @@ class Configuration:
 
     label : ``continuous, max_num_seqs=64``
     replicas : as the scenario says, or 1
-    folder : where simulated loads are kept; None: nowhere
+    store : where simulated loads are kept; None: nowhere
     requests : of a run for each replica, where requests are made and the scenario has fewer; None: as it has
     """
 
@@ -64,7 +62,7 @@ class Configuration:
     replicas: int
     router: str
     changed: dict[str, Any]
-    folder: Path | None = None
+    store: Store | None = None
     requests: int | None = None
     _samples: dict[str, Sample] = field(default_factory=dict, init=False, repr=False)
 
@@ -94,8 +92,7 @@ class Configuration:
         """The same with so many requests for each replica; loads that were simulated are shared."""
         if requests == self.requests:
             return self
-        # What is cached must be there before it is copied: two open files of kept loads would be one too many.
-        _ = self.system, self.load, self.kept
+        _ = self.system, self.load, self.digest  # found once, before it is copied
         other = copy.copy(self)
         object.__setattr__(other, "requests", requests)
         return other
@@ -113,21 +110,11 @@ class Configuration:
         """A hash of all that decides what a load gives here; neither goals nor prices do."""
         return digest_of(self.scenario, self.at, _APART, self.router)
 
-    @cached_property
-    def kept(self) -> KeptLoads | None:
-        """What is on disk of it."""
-        return None if self.folder is None else KeptLoads(self.folder, self.digest)
-
     @property
     def judges(self) -> bool:
         """Whether requests are judged one by one: good ones are counted."""
         scenario = self.scenario
         return scenario.slo is not None or any(tenant.slo is not None for tenant in scenario.workload.tenants or ())
-
-    def close(self) -> None:
-        """Close the file of kept loads, if there is one; it opens again when a load is added."""
-        if "kept" in self.__dict__ and self.kept is not None:
-            self.kept.close()
 
     def saturation(self, seed: int, replicas: int, draw: Draw | None = None) -> float:
         """The most that the replicas serve [requests/s]: a burst's steady throughput; infinite where none can be sent.
@@ -157,14 +144,10 @@ class Configuration:
         """What a load gives: as remembered or kept on disk, else simulated; an infinite load is a burst."""
         key = f"{float(load)!r} {seed} {replicas} {self.sent(replicas)}" + ("" if draw is None else f" {draw.key}")
         if key not in self._samples:
-            found = None if self.kept is None else self.kept.found(key)
-            if found is None:
-                made = self._simulated(load, seed, replicas, draw)
-                if self.kept is not None:
-                    self.kept.add(key, made.data())
-                self._samples[key] = made
-            else:
-                self._samples[key] = Sample.of(found)
+            found = None if self.store is None else self.store.found(self.digest, key)
+            self._samples[key] = self._simulated(load, seed, replicas, draw) if found is None else Sample.of(found)
+            if found is None and self.store is not None:
+                self.store.add(self.digest, self._samples[key].data(), key)
         return self._samples[key]
 
     def _burst_requests(self, replicas: int) -> int:

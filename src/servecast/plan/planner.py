@@ -4,8 +4,8 @@ Each configuration is served at rising and falling loads until its highest one w
 seed, in runs that are long enough for it; then the fewest replicas are found that serve the target, simulated as one
 system whose own highest load reaches it. The best option is looked at more closely: with more seeds, what binds it, and
 what one change would gain. All of it uses common random numbers, so that differences are of the configurations and not
-of the draws. Every option's interval is of its seeds and of the profile's errors. With a folder every simulated load
-is kept there at once, and a plan that was stopped goes on where it was.
+of the draws. Every option's interval is of its seeds and of the profile's errors. With a store every simulated load
+is kept at once, and a plan that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from servecast.cost import profile as profiles
 from servecast.errors import InputError
-from servecast.plan import store as plan_store
 from servecast.plan.answer import BreakEven, Option, Plan, break_even
 from servecast.plan.closer import (
     at_the_target,
@@ -44,8 +43,7 @@ from servecast.plan.searching import (
     together,
 )
 from servecast.plan.uncertainty import Estimate
-from servecast.progress import Progress
-from servecast.run.sweep import trace_notes
+from servecast.run.sweep import Progress, trace_notes
 from servecast.scenario import check, points
 from servecast.scenario.goals import Search
 from servecast.scenario.loading import MOST_POINTS
@@ -56,6 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from servecast.plan.searching import Found
+    from servecast.run.store import Store
     from servecast.scenario import Point, Scenario
     from servecast.scenario.goals import Goal
 
@@ -67,9 +66,9 @@ def make_plan(
     scenario: Scenario,
     jobs: int = 1,
     progress: Callable[[Progress], None] = lambda progress: None,
-    folder: Path | None = None,
+    store: Store | None = None,
 ) -> Plan:
-    """Search, choose and judge; simulated loads are taken from ``folder`` and kept there (see `plan_store`).
+    """Search, choose and judge; simulated loads are taken from ``store`` and kept there.
 
     Raises InputError without a goal, without a load that can be scaled, and for targets that cannot be judged.
     """
@@ -80,10 +79,10 @@ def make_plan(
             f"{scenario.horizon_s:g} cuts off the answers that are late, and a plan would not see them: take it out",
         )
     _require_priced_devices(scenario, goal, search)
-    searched = list(_configurations(scenario, search, folder))
+    searched = list(_configurations(scenario, search, store))
     configurations = [each for each in searched if isinstance(each, Configuration)]
     # Counted now: what this sitting adds was not there before.
-    resumed = sum(len(kept) for each in _apart(configurations) if (kept := each.kept) is not None)
+    resumed = 0 if store is None else store.count(each.digest for each in configurations)
     total = len(searched) + 1
     options: list[Option] = []
     progress(Progress(0, total, scenario.name))
@@ -92,15 +91,14 @@ def make_plan(
         progress(Progress(len(options), total, option.label))
     chosen = _chosen(searched, options, goal, search)
     if chosen is None:
-        _finished(folder, configurations)
+        _finished(store, configurations)
         notes = (*unused(goal, options), *_of_the_load(scenario))
         return Plan(scenario.name, dict(goal.slo), tuple(options), None, supported=False, notes=notes, resumed=resumed)
     configuration = _lasting(searched[chosen], options[chosen])
     close = closer(configuration, options[chosen], goal, search)
-    configuration.close()
     options[chosen] = _updated(options[chosen], close.option)
     progress(Progress(total, total, close.option.label))
-    _finished(folder, configurations, close.looked_at)
+    _finished(store, configurations, close.looked_at)
     best = close.option
     assert best.capacity is not None
     cheapest = _cheapest(options)
@@ -141,7 +139,6 @@ def _chosen(
         for at in sorted(unsure):
             configuration = _lasting(searched[at], options[at])
             options[at] = _at_target(enough(configuration, options[at], goal, search), configuration, goal, search)
-            configuration.close()
         sure |= unsure
 
 
@@ -166,15 +163,10 @@ def _updated(option: Option, best: Option) -> Option:
     return replace(option, **{name: getattr(best, name) for name in fields})
 
 
-def _finished(folder: Path | None, configurations: Sequence[Configuration], changes: Sequence[str] = ()) -> None:
-    """All is there: what is kept of other scenarios can go."""
-    if folder is not None:
-        plan_store.keep_only(folder, {*(each.digest for each in configurations), *changes})
-
-
-def _apart(configurations: Sequence[Configuration]) -> list[Configuration]:
-    """One of those that keep the same loads: the number of replicas alone makes no others."""
-    return list({each.digest: each for each in configurations}.values()) if configurations else []
+def _finished(store: Store | None, configurations: Sequence[Configuration], changes: Sequence[str] = ()) -> None:
+    """All is there: what the store has of other scenarios can go."""
+    if store is not None:
+        store.keep_only({*(each.digest for each in configurations), *changes})
 
 
 def _wanted(scenario: Scenario) -> tuple[Goal, Search]:
@@ -199,7 +191,7 @@ def _require_priced_devices(scenario: Scenario, goal: Goal, search: Search) -> N
                 raise InputError(f"scenario.goal.usd_per_gpu_hour.{name}", error.problem) from None
 
 
-def _configurations(scenario: Scenario, search: Search, folder: Path | None) -> Iterator[Configuration | Option]:
+def _configurations(scenario: Scenario, search: Search, store: Store | None) -> Iterator[Configuration | Option]:
     """Every policy at every point of the search; a key that a policy does not have makes no second point of it.
 
     A point that cannot be is an option with its reason; where none can be, the first one's reason is raised.
@@ -223,7 +215,7 @@ def _configurations(scenario: Scenario, search: Search, folder: Path | None) -> 
                 point.scenario.replicas or 1,
                 point.scenario.router or "least_outstanding",
                 point.swept,
-                folder,
+                store,
             )
 
 
@@ -294,7 +286,7 @@ def _surveyed(searched: list[Configuration | Option], jobs: int) -> Iterator[Opt
 
 
 def _fields(configuration: Configuration) -> dict[str, Any]:
-    return {key: getattr(configuration, key) for key in ("label", "at", "replicas", "router", "changed", "folder")}
+    return {key: getattr(configuration, key) for key in ("label", "at", "replicas", "router", "changed", "store")}
 
 
 def _survey_data(data: dict[str, Any], fields: dict[str, Any]) -> Option:
@@ -303,13 +295,6 @@ def _survey_data(data: dict[str, Any], fields: dict[str, Any]) -> Option:
 
 def survey(configuration: Configuration) -> Option:
     """What one configuration can do; the reason instead, where it cannot run at all."""
-    try:
-        return _survey(configuration)
-    finally:
-        configuration.close()
-
-
-def _survey(configuration: Configuration) -> Option:
     scenario = configuration.scenario
     goal, search = _wanted(scenario)
     load = configuration.load

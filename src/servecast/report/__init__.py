@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from servecast.report.verdicts.run import verdict
 from servecast.report.words import comparison_rows
-from servecast.run.reportable import Reportable, Roof
+from servecast.run.results import Results, Roof
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Reportable", "Roof", "comparison_rows", "verdict", "write"]
+__all__ = ["Results", "Roof", "comparison_rows", "verdict", "write"]
 
 
-def write(results: Reportable, out: Path) -> Path:
+def write(results: Results, out: Path) -> Path:
     """Write ``out/<scenario name>/``, whole or not at all, in place of an earlier one; the path of ``report.html``.
 
     Raises

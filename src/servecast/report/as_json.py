@@ -12,7 +12,7 @@ from servecast import __version__
 from servecast.files import dumps, plain
 from servecast.report import verdict
 from servecast.report.trust import MEASURED, step_error
-from servecast.run.reportable import stated
+from servecast.run.results import stated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,7 +20,7 @@ from servecast.report.trust import MEASURED, step_error
 from servecast.report.verdicts.run import verdict
 from servecast.report.words import comparison_rows, targets
 from servecast.run.judged import judged, per_policy
-from servecast.run.reportable import stated, swept
+from servecast.run.results import stated, swept
 from servecast.run.shown import view
 from servecast.text import missing, number, plain_value, seconds, short_key
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from servecast.report.charts.spec import Chart
     from servecast.report.plots import Plot
     from servecast.report.told import Told
-    from servecast.run.reportable import Reportable
+    from servecast.run.results import Results
 
 MOST_ROWS = 150  # of the table of policies
 LARGEST_FILE = 900_000  # bytes of a table that travels in the page; of a larger one the points of the charts do
@@ -47,7 +47,7 @@ class Section:
     single: bool = False
 
 
-def render(results: Reportable, plots: Sequence[Plot], images: Mapping[str, bytes], files: Sequence[str]) -> str:
+def render(results: Results, plots: Sequence[Plot], images: Mapping[str, bytes], files: Sequence[str]) -> str:
     """The page as HTML. ``images``: PNG by name of plot; ``files``: tables written beside it."""
     import jinja2
 
@@ -104,7 +104,7 @@ def render(results: Reportable, plots: Sequence[Plot], images: Mapping[str, byte
     return str(page)
 
 
-def _sections(results: Reportable, told: Told, plots: Sequence[Plot], images: Mapping[str, bytes]) -> list[Section]:
+def _sections(results: Results, told: Told, plots: Sequence[Plot], images: Mapping[str, bytes]) -> list[Section]:
     """The figures in the order in which people ask: how much, how fast for each, at what price, and why."""
     captions = {plot.name: plot.caption for plot in plots}
 
@@ -145,7 +145,7 @@ def _picture(plot: Plot, image: bytes) -> str:
     )
 
 
-def _tiles(results: Reportable) -> tuple[str, list[tuple[str, str]]]:
+def _tiles(results: Results) -> tuple[str, list[tuple[str, str]]]:
     """The policy that the verdict leads with, and its key figures: value and label."""
     summary = results.summary
     rows = judged(per_policy(summary)).rows
@@ -172,7 +172,7 @@ def _tiles(results: Reportable) -> tuple[str, list[tuple[str, str]]]:
     return name, tiles
 
 
-def _summary_file(results: Reportable, told: Told) -> tuple[str, str]:
+def _summary_file(results: Results, told: Told) -> tuple[str, str]:
     """``summary.csv`` as a file that travels in the page, and what a reader should know of it."""
     data = frame_csv(results.summary)
     if len(data) <= LARGEST_FILE:
@@ -194,7 +194,7 @@ def _broken(row: dict[str, str]) -> dict[str, str]:
     return {head.replace("_", "_\u200b"): value.replace("/", "/\u200b") for head, value in row.items()}
 
 
-def _window(results: Reportable) -> str:
+def _window(results: Results) -> str:
     warmup, cooldown = results.scenario.get("warmup_s"), results.scenario.get("cooldown_s")
     if warmup is None and cooldown is None:
         return "All numbers are of the whole run, from the clock's zero to the last answer, ramp and drain included."

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import servecast
-from servecast.files import SCENARIO, dumps, scenario_text
+from servecast.errors import InputError
+from servecast.files import SCENARIO, dumps, scenario_text, writing
 from servecast.files import write as write_whole
 from servecast.plan.basis import Basis
 from servecast.report.plan_page import page as plan_page
@@ -16,13 +19,26 @@ from servecast.report.verdicts.plan import verdict
 from servecast.scenario import seen_from
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from servecast.plan.answer import Option, Plan
     from servecast.plan.uncertainty import Estimate
 
+FILES = ("plan.json", "plan.html", "options.csv", SCENARIO)
 #: Goes up when a key is taken out, or means something else; new keys may come at any time.
 SCHEMA_VERSION = 1
+
+
+def refuse_strangers(folder: Path) -> None:
+    """Raises InputError where something else stands, or nothing can be written, where a plan is to be written."""
+    if folder.exists() and not folder.is_dir():
+        problem = "is a file, where a plan wants a folder: move it away, or choose another folder with --out"
+        raise InputError(str(folder), problem)
+    for name in FILES:
+        if (folder / name).is_dir():
+            problem = "is a folder, where the plan wants to write a file: move it away, or choose another with --out"
+            raise InputError(str(folder / name), problem)
+    if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+        problem = "cannot be written (Permission denied): let it be written, or choose another folder with --out"
+        raise InputError(str(folder), problem)
 
 
 def text(plan: Plan, basis: Basis) -> str:
@@ -44,7 +60,8 @@ def text(plan: Plan, basis: Basis) -> str:
 
 def write(plan: Plan, folder: Path, basis: Basis | None = None) -> Path:
     """Write the plan into ``folder``, with ``basis`` as what it rests on; the page."""
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        Path(os.path.realpath(folder)).mkdir(parents=True, exist_ok=True)  # a link may lead to what is not there yet
     basis = Basis() if basis is None else basis
     basis = replace(basis, scenario=seen_from(folder.resolve(), basis.scenario))
     if basis.scenario:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from servecast.report.words import targets
-from servecast.run.reportable import swept
+from servecast.run.results import swept
 from servecast.text import BLANK, missing, number, plain_value, share, short_key
 
 if TYPE_CHECKING:

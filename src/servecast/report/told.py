@@ -17,7 +17,7 @@ from servecast.report.charts.looks import places
 from servecast.report.charts.spec import Datum, Key, Series
 from servecast.report.words import written
 from servecast.run.judged import judged, per_policy
-from servecast.run.reportable import stated, swept
+from servecast.run.results import stated, swept
 from servecast.text import missing, plain_value, short_key
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from servecast.run.reportable import Reportable
+    from servecast.run.results import Results
 
 MOST_POINTS = 600  # of a chart: more are not told apart, and a page travels by mail
 
@@ -161,7 +161,7 @@ def shortened(name: str, longest: int = 24) -> str:
     return name if len(name) <= longest else f"{name[: longest - 1]}…"
 
 
-def gathered(results: Reportable) -> Told:
+def gathered(results: Results) -> Told:
     """The points of all policies, where some request completed or was lost to memory."""
     summary = results.summary
     table = _with_rates(per_policy(summary))

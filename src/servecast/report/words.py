@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from servecast.metrics import WIDE, Metric, ranked
-from servecast.run.reportable import swept
+from servecast.run.results import swept
 from servecast.text import BLANK, missing, number, plain_value, seconds, share, short_key
 
 if TYPE_CHECKING:

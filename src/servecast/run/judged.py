@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from servecast.run.reportable import swept
+from servecast.run.results import swept
 from servecast.text import short_key
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servecast.metrics import Hardware, decisions_frame, oom_frame, requests_frame
-from servecast.run.reportable import Roof
+from servecast.run.extrapolation import Beyond
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -16,8 +16,64 @@ if TYPE_CHECKING:
 
     from servecast.engine import Run
     from servecast.memory import MemoryPlan
-    from servecast.run.extrapolation import Beyond
     from servecast.scenario.serving import Serving
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """The roofline that steps are drawn on, per GPU: peaks as the data sheet has them for the model's dtype.
+
+    calibrated : whether step times come from measurements; if not, every number is marked *uncalibrated*
+    """
+
+    name: str
+    bandwidth_Bps: float  # noqa: N815 (the unit)
+    flops: float
+    calibrated: bool
+
+    @classmethod
+    def of(cls, served: Serving) -> Roof:
+        """The roofline of a model's own number format on its device."""
+        flops = served.device.peak_flops(served.model.dtype)
+        return cls(served.device.name, served.device.bandwidth_Bps, flops, served.cost.calibrated)
+
+    @property
+    def ridge(self) -> float:
+        """FLOP per byte at which compute and memory bandwidth bind alike."""
+        return self.flops / self.bandwidth_Bps
+
+
+class Made(NamedTuple):
+    """What a run gave, without what its scenario says already: this is what workers send and the store keeps.
+
+    row : of the summary
+    beyond : how far it went outside what was measured
+    prompts_failed : memory ran out in a step that computed a closed batch's prompts
+    tenants : rows of `servecast.metrics.by_tenant`; none where the workload names no tenant
+    run : its requests and decisions; None where they are not kept
+    """
+
+    row: dict[str, Any]
+    beyond: Beyond | None
+    notes: tuple[str, ...]
+    prompts_failed: bool
+    tenants: tuple[dict[str, Any], ...]
+    run: Run | None
+
+    def data(self) -> dict[str, Any]:
+        """Plain data of all but the tables."""
+        data = self._asdict()
+        del data["run"]
+        return {**data, "beyond": None if self.beyond is None else self.beyond._asdict()}
+
+    @classmethod
+    def of(cls, data: dict[str, Any], run: Run | None = None) -> Made:
+        """What such data are of."""
+        beyond = (
+            None if data["beyond"] is None else Beyond(**{**data["beyond"], "kinds": tuple(data["beyond"]["kinds"])})
+        )
+        lists = {name: tuple(data[name]) for name in ("notes", "tenants")}
+        return cls(**{**data, **lists, "beyond": beyond, "run": run})
 
 
 class Outcome(NamedTuple):
@@ -26,9 +82,8 @@ class Outcome(NamedTuple):
     policy, kind : the policy's label in tables, and its kind
     point : label of the sweep point ("" without a sweep)
     swept : value by swept key path, None where the key is one that this policy does not have
-    run : its requests and decisions; None where a sweep has too many to hold (`Gathered`)
-    prompts_failed : memory ran out in a step that computed a closed batch's prompts
-    tenants : rows of `servecast.metrics.by_tenant`; none where the workload names no tenant
+    run : its requests and decisions; None where a sweep has too many to hold
+    row, beyond, notes, prompts_failed, tenants : as in `Made`
     """
 
     policy: str
@@ -148,13 +203,13 @@ def _repeated(value: Any, values: list[Any], rows: pd.Index) -> Any:
     return pd.Series([value] * len(rows), index=rows, dtype=pd.Series(values).dtype)
 
 
-def roof(served: Serving) -> Roof:
-    """The roofline that the report draws steps on."""
-    flops = served.device.peak_flops(served.model.dtype)
-    return Roof(served.device.name, served.device.bandwidth_Bps, flops, served.cost.calibrated)
+def stated(scenario: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The targets that hold for every request alike; none where a tenant has its own."""
+    tenants = scenario.get("workload", {}).get("tenants") or ()
+    return {} if any(tenant.get("slo") for tenant in tenants) else scenario.get("slo") or {}
 
 
-def hardware(served: Serving) -> Hardware:
-    """What the steps of a run are judged against."""
-    ridge = served.device.ridge(served.model.dtype)
-    return Hardware(served.model, ridge, served.cost, served.kv_dtype, served.tensor_parallel)
+def swept(summary: pd.DataFrame) -> list[str]:
+    """The key paths of a sweep: the columns between policy and seed."""
+    names = [str(name) for name in summary.columns]
+    return names[1 : names.index("seed")]

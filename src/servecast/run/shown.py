@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from servecast.run.judged import judged, per_policy
-from servecast.run.reportable import stated, swept
+from servecast.run.results import stated, swept
 from servecast.text import plain_value
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from servecast.run.judged import Judged
-    from servecast.run.reportable import Reportable, Roof
+    from servecast.run.results import Results, Roof
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def on_the_roof(steps: pd.DataFrame) -> tuple[list[float], list[float]]:
     return intensity.astype(float).tolist(), reached.astype(float).tolist()
 
 
-def view(results: Reportable) -> View:
+def view(results: Results) -> View:
     """The point at which the best policy is judged, its first seed. Where all arrives at once and memory runs out, it
     is the first point at which it does and some requests are still served."""
     summary = results.summary

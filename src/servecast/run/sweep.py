@@ -1,48 +1,106 @@
 """Runs a scenario: each policy at each sweep point with each seed, in parallel if asked; the order never changes.
 
 A run that cannot be (a point without memory for one request, say) is reported and the others are kept. Interrupted, the
-runs made so far are kept too; with a `PointsStore` the next sweep begins with them. What a sweep gives does not depend
-on how many runs were made at a time, where, or in how many sittings.
+runs made so far are kept too; with a `Store` the next sweep begins with them. What a sweep gives does not depend on how
+many runs were made at a time, where, or in how many sittings.
 """
 
 from __future__ import annotations
 
 import gc
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servecast.errors import InputError
 from servecast.metrics import Window, by_tenant
-from servecast.progress import Progress
 from servecast.requests import Status
 from servecast.run.extrapolation import farthest, sentences
-from servecast.run.gathered import Gathered
-from servecast.run.results import Failure, Outcome, Results, roof
+from servecast.run.results import Failure, Made, Outcome, Results, Roof
 from servecast.run.shown import view
+from servecast.run.store import digest_of
 from servecast.run.system import System
-from servecast.scenario import check, keypath, points
+from servecast.scenario import Point, check, keypath, points
 from servecast.scenario.resolved import resolved
 from servecast.scenario.serving import serving
 from servecast.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from servecast.engine import Run
     from servecast.run.cluster import Cluster
-    from servecast.run.points_store import PointsStore
+    from servecast.run.store import Store
     from servecast.run.system import Machines
-    from servecast.scenario import Point, Scenario
+    from servecast.scenario import Scenario
+    from servecast.scenario.serving import Serving
     from servecast.workload.traces.trace_file import TraceReport
+
+#: Requests of all runs of a sweep together up to which their tables are kept: beyond, only those that figures show.
+MOST_REQUESTS = 250_000
+#: Keys of a point that decide nothing about the numbers of one policy's run.
+_APART = {"name", "policies", "sweep", "seeds"}
+
+
+class Progress(NamedTuple):
+    """How far a command is: made (with the share of the one being made), in all, and which is at work.
+
+    found : how many of those made were there from an earlier sitting: they took no time in this one
+    """
+
+    made: float
+    total: int
+    at_work: str
+    found: int = 0
+
+    def seconds_left(self, elapsed_s: float) -> float | None:
+        """Seconds that what is missing will take, at the pace of this sitting; None before anything was made in it."""
+        made = self.made - self.found
+        return elapsed_s / made * (self.total - self.made) if made > 0 else None
+
+
+def _no_progress(progress: Progress) -> None:
+    """Nobody watches."""
+
+
+class Task(NamedTuple):
+    """One run to be made: a policy, by its place in the scenario's list, at a point of the sweep with one seed."""
+
+    point: Point
+    at: int
+
+    @property
+    def policy(self) -> str:
+        """The policy's name in tables."""
+        return self.point.scenario.labels()[self.at]
+
+    @property
+    def which(self) -> str:
+        """``static rate_rps=8``."""
+        return f"{self.policy} {self.point.label}".strip()
+
+    @property
+    def digest(self) -> str:
+        """What the run is found by in a store."""
+        return digest_of(self.point.scenario, self.at, _APART)
+
+
+def tasks_of(scenario: Scenario) -> list[Task]:
+    """Every run to be made, in order: a policy without a swept key runs once, not at each of its values."""
+    tasks: dict[tuple[Any, ...], Task] = {}
+    for point in points(scenario):
+        for at in range(len(scenario.policies)):
+            own = _own(point, at)
+            tasks.setdefault((at, own.label, point.seed), Task(own, at))
+    return list(tasks.values())
 
 
 def simulate(
     scenario: Scenario,
     jobs: int = 1,
-    progress: Callable[[Progress], None] = lambda progress: None,
-    store: PointsStore | None = None,
+    progress: Callable[[Progress], None] = _no_progress,
+    store: Store | None = None,
     cluster: Cluster | None = None,
     machines: Machines | None = None,
 ) -> Results:
@@ -53,77 +111,160 @@ def simulate(
 
     Raises InputError if not one of the runs can be made (the first one's), and KeyboardInterrupt if none was.
     """
-    work = _work(scenario)
+    tasks = tasks_of(scenario)
     assert store is None or machines is None
-    gathered = Gathered(work, store, repeatable=machines is None)
-    progress(Progress(gathered.resumed, len(work), scenario.name, gathered.resumed))
+    sweep = Sweep(tasks, store, repeatable=machines is None)
+    progress(Progress(sweep.resumed, len(tasks), scenario.name, sweep.resumed))
     try:
-        for place, result in _each(work, gathered, jobs, progress, cluster, machines):
-            gathered.add(place, result)
-            told = f"{result.policy} {result.point}".strip()
-            progress(Progress(len(gathered.results), len(work), told, gathered.resumed))
+        for place, result in _each(sweep, jobs, progress, cluster, machines):
+            sweep.add(place, result)
+            progress(Progress(len(sweep.results), len(tasks), tasks[place].which, sweep.resumed))
     except KeyboardInterrupt:
-        if not gathered.outcomes:
+        if not sweep.outcomes:
             raise
-    outcomes, failures, missing = gathered.outcomes, gathered.failures, len(gathered.missing)
+    outcomes, failures, missing = sweep.outcomes, sweep.failures, len(sweep.missing)
     if not outcomes:
         raise InputError(failures[0].place, failures[0].problem)
-    if not missing:
-        gathered.done()
-    shown = next(point.scenario for point, _ in work if (point.label, point.seed) == _which(outcomes[0]))
-    served = serving(shown)
+    if not missing and store is not None:
+        store.keep_only(sweep.digests)
     results = Results(
-        scenario=resolved(scenario, shown),
+        scenario=resolved(scenario, sweep.point_of(outcomes[0])),
         outcomes=tuple(outcomes),
         notes=tuple(_notes(outcomes, failures, missing)),
-        profile=None if served.profile is None else served.profile.model_dump(mode="json"),
-        roof=roof(served),
         failures=tuple(failures),
         missing=missing,
-        resumed=gathered.resumed,
+        resumed=sweep.resumed,
+        **_priced(serving(sweep.point_of(outcomes[0]))),
     )
     if not {"device", "model", "profile"}.isdisjoint(outcomes[0].swept):
-        results = _under_the_roof_shown(results, work)
-    return results if gathered.tables else _with_tables_shown(results, work)
+        # Each device has a roof of its own: the one that the figures show.
+        shown = results.outcomes[int(view(results).summary.index[0])]
+        results = replace(results, **_priced(serving(sweep.point_of(shown))))
+    return results if sweep.tables else _with_tables_shown(results, tasks)
 
 
-def _which(outcome: Outcome) -> tuple[str, int]:
-    return outcome.point, outcome.seed
+def _priced(served: Serving) -> dict[str, Any]:
+    """What results say of the step times: the roof, and the profile's errors."""
+    return {
+        "roof": Roof.of(served),
+        "profile": None if served.profile is None else served.profile.model_dump(mode="json"),
+    }
 
 
-def _under_the_roof_shown(results: Results, work: list[tuple[Point, int]]) -> Results:
-    """The results with the roof and the profile's errors of the runs that the figures show: each device has its own."""
-    of = results.outcomes[int(view(results).summary.index[0])]
-    served = serving(next(point.scenario for point, _ in work if (point.label, point.seed) == _which(of)))
-    profile = None if served.profile is None else served.profile.model_dump(mode="json")
-    return replace(results, roof=roof(served), profile=profile)
-
-
-def _with_tables_shown(results: Results, work: list[tuple[Point, int]]) -> Results:
+def _with_tables_shown(results: Results, tasks: Sequence[Task]) -> Results:
     """The results with the requests and decisions of the runs that the figures show, which are made once more."""
     shown = set(view(results).summary.index)
-    runs = {(point.scenario.labels()[at], point.label, point.seed): (point, at) for point, at in work}
+    by_name = {(task.policy, task.point.label, task.point.seed): task for task in tasks}
     outcomes = list(results.outcomes)
     for row in shown:
         of = outcomes[row]
-        again = run(*runs[of.policy, of.point, of.seed])
-        assert isinstance(again, Outcome)
-        outcomes[row] = again
-    told = (
+        again = run(by_name[of.policy, of.point, of.seed])
+        assert isinstance(again, Made)
+        outcomes[row] = of._replace(run=again.run)
+    note = (
         "Too many requests to hold the tables of all runs: those of requests and decisions are of the "
         f"{len(shown)} that the figures show, of {len(outcomes)}."
     )
-    return replace(results, outcomes=tuple(outcomes), notes=(*results.notes, told))
+    return replace(results, outcomes=tuple(outcomes), notes=(*results.notes, note))
 
 
-def _work(scenario: Scenario) -> list[tuple[Point, int]]:
-    """Every run to be made, in order: a policy without a swept key runs once, not at each of its values."""
-    work: dict[tuple[Any, ...], tuple[Point, int]] = {}
-    for point in points(scenario):
-        for at in range(len(scenario.policies)):
-            own = _own(point, at)
-            work.setdefault((at, own.label, point.seed), (own, at))
-    return list(work.values())
+class Sweep:
+    """The runs of some tasks, by their place: those found in a store, and those added as they end.
+
+    repeatable : a run made once more is the same; if not, its tables are held however large they are
+    resumed : how many runs were found in the store
+    tables : whether the requests and decisions of all runs are held; if not, no outcome has a ``run``
+    """
+
+    def __init__(self, tasks: Sequence[Task], store: Store | None = None, *, repeatable: bool = True) -> None:
+        self.tasks = tasks
+        self._store = store
+        self._servings: dict[str, Serving] = {}
+        self._requests = 0
+        self._many = repeatable and len({(task.point.label, task.point.seed) for task in tasks}) > 1
+        self.tables = not (self._many and _known_requests(tasks) > MOST_REQUESTS)
+        self.results: dict[int, Outcome | Failure] = {}
+        for place, made in self._found():
+            self._hold(place, made)
+        self.resumed = len(self.results)
+
+    @cached_property
+    def digests(self) -> list[str]:
+        """What each task is found by in the store."""
+        return [task.digest for task in self.tasks]
+
+    @property
+    def missing(self) -> list[int]:
+        """The places of the tasks that are still to be run, in order."""
+        return [place for place in range(len(self.tasks)) if place not in self.results]
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """The runs that were made, in order."""
+        return [result for _, result in sorted(self.results.items()) if isinstance(result, Outcome)]
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The runs that could not be, in order."""
+        return [result for _, result in sorted(self.results.items()) if isinstance(result, Failure)]
+
+    def point_of(self, outcome: Outcome) -> Scenario:
+        """The scenario of an outcome, without a sweep."""
+        which = outcome.point, outcome.seed
+        return next(task.point.scenario for task in self.tasks if (task.point.label, task.point.seed) == which)
+
+    def add(self, place: int, result: Made | Failure) -> None:
+        """Take in what a task gave, and keep it."""
+        if isinstance(result, Failure):
+            self.results[place] = result
+            return
+        self._hold(place, result)
+        if self._store is not None:
+            self._store.add(self.digests[place], result.data(), run=result.run if self.tables else None)
+
+    def _found(self) -> list[tuple[int, Made]]:
+        """The runs of the store, with their tables unless there are too many to hold."""
+        store = self._store
+        if store is None:
+            return []
+        found = {place: store.found(digest) for place, digest in enumerate(self.digests)}
+        rows = {place: data for place, data in found.items() if data is not None}
+        if not self.tables or sum(int(data["row"]["arrived_whole_run"]) for data in rows.values()) > MOST_REQUESTS:
+            return [(place, Made.of(data)) for place, data in rows.items()]
+        runs = {place: store.run(self.digests[place]) for place in rows}
+        return [(place, Made.of(rows[place], made)) for place, made in runs.items() if made is not None]
+
+    def _hold(self, place: int, made: Made) -> None:
+        self._requests += int(made.row["arrived_whole_run"])
+        outcome = self._outcome(self.tasks[place], made)
+        self.results[place] = outcome if self.tables else outcome._replace(run=None)
+        if self.tables and self._requests > MOST_REQUESTS and self._many:
+            self.tables = False
+            self.results = {
+                at: result._replace(run=None) if isinstance(result, Outcome) else result
+                for at, result in self.results.items()
+            }
+            if self._store is not None:
+                self._store.drop_tables()
+
+    def _outcome(self, task: Task, made: Made) -> Outcome:
+        (label, swept, seed, scenario), at = task
+        # What all points of a device share is held once.
+        key = scenario.model_dump_json(include={"model", "profile", "device", "engine"})
+        if key not in self._servings:
+            self._servings[key] = serving(scenario)
+        system = System.of(scenario, at, self._servings[key])
+        row = {**made.row, "policy": task.policy}
+        return Outcome(
+            task.policy, scenario.policies[at].kind, label, swept, seed, made.run, row, system.memory, system.hardware,
+            made.beyond, made.notes, made.prompts_failed, made.tenants,
+        )  # fmt: skip
+
+
+def _known_requests(tasks: Sequence[Task]) -> int:
+    """How many requests are sure to come, so that workers need not send tables which nobody would hold."""
+    loads = [task.point.scenario.workload for task in tasks if task.point.scenario.horizon_s is None]
+    return sum(load.requests or 0 for load in loads if load.trace is None and load.servegen is None)
 
 
 def _own(point: Point, at: int) -> Point:
@@ -172,55 +313,47 @@ def _prompts_that_did_not_fit(outcomes: list[Outcome]) -> Iterator[str]:
 
 
 def _each(
-    work: list[tuple[Point, int]],
-    gathered: Gathered,
+    sweep: Sweep,
     jobs: int,
     progress: Callable[[Progress], None],
     cluster: Cluster | None,
     machines: Machines | None,
-) -> Iterator[tuple[int, Outcome | Failure]]:
-    """What is missing of ``work``, with its position, each as soon as it has ended."""
-    places = gathered.missing
+) -> Iterator[tuple[int, Made | Failure]]:
+    """What the missing tasks give, each with its place, as soon as it has ended."""
+    tasks, places = sweep.tasks, sweep.missing
     if cluster is None and (jobs == 1 or len(places) == 1):
-        for made, place in enumerate(places, start=len(work) - len(places)):
-            point, at = work[place]
-            which = f"{point.scenario.labels()[at]} {point.label}".strip()
+        for made, place in enumerate(places, start=len(tasks) - len(places)):
 
-            def within(share: float, made: int = made, which: str = which) -> None:
-                progress(Progress(made + share, len(work), which, gathered.resumed))
+            def within(share: float, made: int = made, place: int = place) -> None:
+                progress(Progress(made + share, len(tasks), tasks[place].which, sweep.resumed))
 
-            yield place, run(point, at, within, machines)
+            yield place, run(tasks[place], within, machines)
         return
     # Workers get plain data: the sections of policies are made when the schema is imported, and do not pickle.
-    tasks = (
-        (place, _data(point), point.label, point.swept, at, gathered.tables)
-        for place in places
-        for point, at in [work[place]]
-    )
+    calls = ((place, *_data(tasks[place]), sweep.tables) for place in places)
     if cluster is not None:
-        yield from cluster.each(_run_data, tasks)
+        yield from cluster.each(_run_data, calls)
         return
     from joblib import Parallel, delayed
 
     # One by one and in any order, so that what has ended is kept at once.
     parallel = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
-    yield from parallel(delayed(_run_data)(*task) for task in tasks)
+    yield from parallel(delayed(_run_data)(*call) for call in calls)
 
 
-def _data(point: Point) -> dict[str, Any]:
-    return point.scenario.model_dump(mode="json")
+def _data(task: Task) -> tuple[dict[str, Any], str, dict[str, Any], int]:
+    (label, swept, _, scenario), at = task
+    return scenario.model_dump(mode="json"), label, swept, at
 
 
 def _run_data(
     place: int, data: dict[str, Any], label: str, swept: dict[str, Any], at: int, tables: bool
-) -> tuple[int, Outcome | Failure]:
-    from servecast.scenario import Point
-
+) -> tuple[int, Made | Failure]:
     _keep_imports()
     scenario = check(data, Path())
-    result = run(Point(label, swept, scenario.workload.seed, scenario), at)
+    result = run(Task(Point(label, swept, scenario.workload.seed, scenario), at))
     # What the head would not hold is not sent.
-    return place, result._replace(run=None) if isinstance(result, Outcome) and not tables else result
+    return place, result._replace(run=None) if isinstance(result, Made) and not tables else result
 
 
 @cache
@@ -230,18 +363,17 @@ def _keep_imports() -> None:
 
 
 def run(
-    point: Point, at: int, progress: Callable[[float], None] = lambda share: None, machines: Machines | None = None
-) -> Outcome | Failure:
-    """One policy (by its position in the list) at one point; ``progress`` is told the share of requests that ended."""
-    label = point.scenario.labels()[at]
+    task: Task, progress: Callable[[float], None] = lambda share: None, machines: Machines | None = None
+) -> Made | Failure:
+    """Make one run; ``progress`` is called with the share of its requests that have ended."""
     try:
-        return _run(point, at, label, progress, machines)
+        return _run(task, progress, machines)
     except InputError as error:
-        return Failure(label, point.label, point.seed, error.place, error.problem)
+        return Failure(task.policy, task.point.label, task.point.seed, error.place, error.problem)
 
 
-def _run(point: Point, at: int, label: str, progress: Callable[[float], None], machines: Machines | None) -> Outcome:
-    system = System.of(point.scenario, at)
+def _run(task: Task, progress: Callable[[float], None], machines: Machines | None) -> Made:
+    system = System.of(task.point.scenario, task.at)
     scenario, served, replicas = system.scenario, system.served, system.replicas
     if replicas > 1 and machines is not None:
         raise InputError("scenario.replicas", f"{replicas} engines cannot be executed on one device: take it out")
@@ -250,15 +382,12 @@ def _run(point: Point, at: int, label: str, progress: Callable[[float], None], m
     made = system.serve(sent.client, machines=machines, progress=lambda ended: progress(ended / requests))
     window = Window(scenario.warmup_s, scenario.cooldown_s)
     row: dict[str, Any] = system.row(
-        made, sent, seed=point.seed, window=window, usd_per_hour=system.usd_per_hour, executed=machines is not None
+        made, sent, seed=task.point.seed, window=window, usd_per_hour=system.usd_per_hour, executed=machines is not None
     )
     notes = (*sent.notes, *(() if sent.trace is None else trace_notes(sent.trace)))
     whose = system.tenants(sent)
     by_name = () if whose is None else tuple(by_tenant(made, whose, slo=system.slo, window=window))
-    return Outcome(
-        label, scenario.policies[at].kind, point.label, point.swept, point.seed, made, row, system.memory,
-        system.hardware, farthest(made, served.cost), notes, _prompts_failed(made), by_name,
-    )  # fmt: skip
+    return Made(row, farthest(made, served.cost), notes, _prompts_failed(made), by_name, made)
 
 
 def _prompts_failed(made: Run) -> bool:

@@ -22,7 +22,7 @@ from servecast.against.result import pairing
 from servecast.errors import InputError
 from servecast.files import plain, strict
 from servecast.metrics import METRICS, ranked
-from servecast.run.reportable import swept
+from servecast.run.results import swept
 from servecast.text import BLANK, Table, missing, number, plain_value, short_key
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from servecast.report.told import gathered
 from servecast.run.shown import view
 
 if TYPE_CHECKING:
-    from servecast.run.reportable import Reportable
+    from servecast.run.results import Results
 
 __all__ = ["Plot", "draw"]
 
 
-def draw(results: Reportable) -> list[Plot]:
+def draw(results: Results) -> list[Plot]:
     """Every figure that has something to show, in the order of the report."""
     chosen, told = view(results), gathered(results)
     price = (results.scenario.get("cost") or {}).get("usd_per_gpu_hour")

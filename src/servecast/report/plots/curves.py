@@ -23,20 +23,20 @@ from servecast.report.plots.style import (
 from servecast.report.told import ordered
 from servecast.report.words import targets
 from servecast.run.judged import per_policy
-from servecast.run.reportable import swept
+from servecast.run.results import swept
 from servecast.text import number, seconds
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from servecast.run.reportable import Reportable
+    from servecast.run.results import Results
     from servecast.run.shown import View
 
 _POINTS = 600  # of a distribution: a curve of a million requests looks the same
 
 
-def throughput_latency(results: Reportable) -> Plot | None:
+def throughput_latency(results: Results) -> Plot | None:
     """p99 TTFT and p99 ITL over served requests per second: a line over the sweep, a marker for each point."""
     table = per_policy(results.summary)
     table = table[table["completed"] > 0]

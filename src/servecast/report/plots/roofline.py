@@ -27,7 +27,7 @@ from servecast.text import number, share
 if TYPE_CHECKING:
     import pandas as pd
 
-    from servecast.run.reportable import Roof
+    from servecast.run.results import Roof
     from servecast.run.shown import View
 
 _STEPS = 500  # drawn of each policy, evenly spaced in busy time

@@ -8,13 +8,13 @@ from matplotlib.patches import Patch
 
 from servecast.report.plots.style import ALARM, INK, Plot, canvas, colours, heading, legend, settings, titled
 from servecast.run.judged import judged, per_policy
-from servecast.run.reportable import swept
+from servecast.run.results import swept
 from servecast.text import missing, number, plain_value, share, short_key
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from servecast.run.reportable import Reportable
+    from servecast.run.results import Results
     from servecast.run.shown import View
 
 #: Part of the bar, colour, hatch.
@@ -87,7 +87,7 @@ def _count(value: float) -> str:
     return number(value)
 
 
-def cost_bars(results: Reportable) -> Plot | None:
+def cost_bars(results: Results) -> Plot | None:
     """Dollars per million output tokens, idle time paid; of each policy at the point where the verdict judges it."""
     table, keys = per_policy(results.summary), swept(results.summary)
     policies = tuple(dict.fromkeys(results.summary["policy"]))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-    from servecast.run.reportable import Roof
+    from servecast.run.results import Roof
 
 COLOURS = {"static": "#d9822b", "padded": "#b8325e", "continuous": "#1f6fb2"}
 MARKERS = {"static": "o", "padded": "s", "continuous": "D"}

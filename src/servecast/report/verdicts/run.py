@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from servecast.report.verdicts import Verdict, as_sentence, first_concise
 from servecast.report.words import targets
 from servecast.run.judged import SAME, SAME_LOAD, judged, most, per_policy, ranked
-from servecast.run.reportable import swept
+from servecast.run.results import swept
 from servecast.text import listed, missing, number, plain_value, seconds, short_key
 
 if TYPE_CHECKING:

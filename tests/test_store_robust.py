@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
+import pickle
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +16,9 @@ from servecast import report
 from servecast.cost import profile
 from servecast.errors import InputError
 from servecast.files import replacing, write
-from servecast.plan import store as plan_store
-from servecast.run import kept
-from servecast.run.kept import Lines, text_of
-from servecast.run.points_store import opened
+from servecast.report import plan_files
+from servecast.run import store as stores
+from servecast.run.store import StoreError, opened
 from servecast.run.sweep import simulate
 from servecast.scenario import check
 
@@ -34,7 +35,7 @@ policies: [{kind: static, batch_size: 4}, {kind: continuous}]
 goal: {slo: {ttft_p99_s: 1.0}}
 search: {seeds: 1, draws: 0, try_changes: false, tolerance: 0.5, most_requests: 1}
 """
-BEGIN_ANEW = "is no finished run: begin anew with --fresh"
+BEGIN_ANEW = "is damaged, or holds no finished runs: begin anew with --fresh"
 
 
 def scenario(folder="."):
@@ -77,7 +78,7 @@ def test_results_go_where_a_link_leads(tmp_path, there):
     assert link.is_symlink()
     assert (target / "report.html").is_file()
     assert left(tmp_path / "out") == ["tiny"]
-    assert left(tmp_path / "other") == [".deep.points", "deep"]
+    assert left(tmp_path / "other") == [".deep.sqlite", "deep"]
     with opened(target) as store:  # by its own name it is the same
         assert simulate(scenario(), store=store).resumed == 2
 
@@ -95,25 +96,19 @@ def test_what_stands_in_the_way_of_a_run_is_said_before_it_is_made(tmp_path):
     assert left(tmp_path) == ["loop", "tiny"]
 
 
-# --- lines -----------------------------------------------------------------------------------------------------------
+# --- the store --------------------------------------------------------------------------------------------------------
 
 
-def changed(line: str, how) -> str:
-    data = json.loads(line)
-    how(data)
-    return json.dumps(data)
+def edited(file, statement, *values) -> None:
+    with contextlib.closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute(statement, values)
 
 
 EDITS = {
-    "a renamed part": lambda data: data.update(rows=data.pop("row")),
-    "nothing": lambda data: data.update(row=None),
-    "no notes": lambda data: data.pop("notes"),
-    "another number": lambda data: data["row"].update(ttft_p99_s=1e-9),
-    "text for a number": lambda data: data["row"].update(ttft_p99_s="fast"),
-    "another key": lambda data: data.update(key="0" * 32),
-    "more": lambda data: data.update(more=1),
-    "a checksum of something else": lambda data: data.update(sum="0" * 16),
-    "a checksum that is none": lambda data: data.update(sum=1),
+    "another number": "UPDATE runs SET value = replace(value, '\"seed\": 0', '\"seed\": 1')",
+    "no JSON": "UPDATE runs SET value = '{'",
+    "another digest": "UPDATE runs SET value = (SELECT max(value) FROM runs)",
+    "a checksum of something else": "UPDATE runs SET checksum = 'x'",
 }
 
 
@@ -121,78 +116,94 @@ EDITS = {
 def test_an_edited_run_is_told_and_never_taken(tmp_path, edit):
     with opened(tmp_path / "tiny") as store:
         simulate(scenario(), store=store)
-    file = tmp_path / ".tiny.points/points.jsonl"
-    first, *others = file.read_text().splitlines()
-    file.write_text("\n".join([*others, changed(first, EDITS[edit])]) + "\n")
-    with pytest.raises(InputError, match=f"points.jsonl:2: {BEGIN_ANEW}"), opened(tmp_path / "tiny"):
-        pass
+    edited(tmp_path / ".tiny.sqlite", EDITS[edit])
+    with pytest.raises(InputError, match=BEGIN_ANEW), opened(tmp_path / "tiny") as store:
+        simulate(scenario(), store=store)
     with opened(tmp_path / "tiny", fresh=True) as store:
         assert simulate(scenario(), store=store).resumed == 0
 
 
-def test_a_line_of_before_there_were_checksums_is_made_again(tmp_path):
-    file = tmp_path / "x.jsonl"
-    file.write_bytes(b'{"key": "old", "row": 1}\n' + text_of({"key": "new", "row": 2}))
-    assert Lines(file).read() == {"new": {"key": "new", "row": 2}}
+DAMAGE = {
+    "no database": lambda data: b"garbage" * 1000,
+    "cut": lambda data: data[: len(data) // 2],
+    "pages of zeros": lambda data: data[:4096] + bytes(len(data) - 4096),
+}
 
 
-@pytest.mark.parametrize("text", [b"[1]", b"1", b"null", b'"x"', b"\xff\xfe", b"[" * 100_000, b"\0" * 40, b""])
-def test_a_line_that_is_none_is_told(tmp_path, text):
-    file = tmp_path / "x.jsonl"
-    file.write_bytes(text + b"\n")
-    with pytest.raises(InputError, match=BEGIN_ANEW):
-        Lines(file).read()
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(InputError, match="cannot be read"):
-        Lines(tmp_path / "folder").read()
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_one_line(tmp_path, damage):
+    with opened(tmp_path / "tiny") as store:
+        simulate(scenario(), store=store)
+    file = tmp_path / ".tiny.sqlite"
+    file.write_bytes(DAMAGE[damage](file.read_bytes()))
+    told = servecast(tmp_path, "run", "tiny.yaml", "--out", ".")
+    assert told.returncode == 2
+    assert len(told.stderr.splitlines()) == 1
+    assert BEGIN_ANEW in told.stderr
+    assert servecast(tmp_path, "run", "tiny.yaml", "--out", ".", "--fresh").returncode == 0
 
 
-def test_a_line_is_read_as_it_was_written(tmp_path):
-    line = {"key": "k", "row": {"a": 0.1, "b": None, "c": "sum", "d": float("inf"), "é\u2028": [1, {"sum": "x"}]}}
-    lines = Lines(tmp_path / "x.jsonl")
-    lines.add(line)
-    lines.close()
-    assert lines.read() == {"k": line}
+def test_somebody_elses_database_is_one_line_and_stays(tmp_path):
+    file = tmp_path / ".tiny.sqlite"
+    edited(file, "CREATE TABLE diary (text TEXT)")
+    before = file.read_bytes()
+    with pytest.raises(InputError, match="somebody else's database"), opened(tmp_path / "tiny"):
+        pass
+    assert file.read_bytes() == before
 
 
-def test_lines_reach_the_disk_but_not_each_by_itself(tmp_path, monkeypatch):
-    synced = []
-    monkeypatch.setattr(kept.os, "fdatasync", synced.append)
-    monkeypatch.setattr(kept, "_SYNC_S", 1e9)
-    lines = Lines(tmp_path / "x.jsonl")
-    lines._synced_s = kept.time.monotonic()
-    for key in range(20):
-        lines.add({"key": str(key)})
-    assert not synced
-    lines.close()
-    assert len(synced) == 1
-    monkeypatch.setattr(kept, "_SYNC_S", 0.0)
-    lines.add({"key": "last"})
-    assert len(synced) == 2
-    lines.close()
+def test_a_store_of_another_version_holds_nothing_to_take(tmp_path):
+    with opened(tmp_path / "tiny") as store:
+        simulate(scenario(), store=store)
+    edited(tmp_path / ".tiny.sqlite", "PRAGMA user_version = 99")
+    for resumed in (0, 2):
+        with opened(tmp_path / "tiny") as store:
+            assert simulate(scenario(), store=store).resumed == resumed
 
 
-# --- tables ----------------------------------------------------------------------------------------------------------
+def test_an_empty_file_is_no_store_yet(tmp_path):
+    (tmp_path / ".tiny.sqlite").write_bytes(b"")
+    with opened(tmp_path / "tiny") as store:
+        assert simulate(scenario(), store=store).resumed == 0
+
+
+def test_a_store_that_may_not_be_written_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(stores, "_BUSY_S", 0.1)
+    with opened(tmp_path / "tiny") as store:
+        simulate(scenario(), store=store)
+    with contextlib.closing(sqlite3.connect(tmp_path / ".tiny.sqlite")) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreError, match=r"cannot be written \(database is locked\)"), opened(tmp_path / "tiny"):
+            pass
+
+
+def test_a_copy_of_a_store_in_another_process_writes_the_same_file(tmp_path):
+    with opened(tmp_path / "tiny") as store:
+        copy = pickle.loads(pickle.dumps(store))
+        copy.add("a", {"from": "a worker"})
+        store.add("b", {"from": "here"})
+        assert (store.found("a"), copy.found("b")) == ({"from": "a worker"}, {"from": "here"})
+        assert store.count(["a", "b", "c"]) == len(store) == 2
+
+
+def test_a_value_is_read_as_it_was_written(tmp_path):
+    value = {"a": 0.1, "b": None, "c": "sum", "d": float("inf"), "é\u2028": [1, {"sum": "x"}]}
+    with opened(tmp_path / "tiny") as store:
+        store.add("k", value, "8.0 1 2")
+    with opened(tmp_path / "tiny") as store:
+        assert store.found("k", "8.0 1 2") == value
+        assert store.found("k") is None
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: text[:-100],
-        lambda text: b"garbage",
-        lambda text: b"",
-        lambda text: text[:200] + bytes([text[200] ^ 1]) + text[201:],
-        None,
-    ],
+    "damage", ["substr(tables, 1, length(tables) - 100)", "x'00'", "zeroblob(length(tables))", "NULL"]
 )
 def test_a_damaged_table_is_not_there_and_its_run_is_made_again(tmp_path, damage):
     with opened(tmp_path / "tiny") as store:
         whole = simulate(scenario(), store=store)
-    table = sorted((tmp_path / ".tiny.points/tables").glob("*.npz"))[0]
-    if damage is None:
-        table.unlink()
-    else:
-        table.write_bytes(damage(table.read_bytes()))
+    edited(
+        tmp_path / ".tiny.sqlite", f"UPDATE runs SET tables = {damage} WHERE digest = (SELECT min(digest) FROM runs)"
+    )
     for resumed in (1, 2):
         with opened(tmp_path / "tiny") as store:
             results = simulate(scenario(), store=store)
@@ -210,23 +221,8 @@ def planned(tmp_path):
     return tmp_path
 
 
-PLAN_EDITS = {
-    "a renamed part": lambda data: data.update(samples=data.pop("sample")),
-    "an unknown field": lambda data: data["sample"].update(more=1),
-    "text for tokens": lambda data: data["sample"].update(tokens="x"),
-    "text for a statistic": lambda data: data["sample"]["row"].update(ttft_p99_s="fast"),
-}
-
-
 def test_an_edited_load_of_a_plan_is_one_line(planned):
-    for file in (planned / "out/.tiny-plan.points").glob("*.jsonl"):
-        kept_text = file.read_text()
-        for name, how in PLAN_EDITS.items():
-            first, *others = kept_text.splitlines()
-            file.write_text("\n".join([changed(first, how), *others]) + "\n")
-            with pytest.raises(InputError, match=BEGIN_ANEW):
-                plan_store.KeptLoads(file.parent, file.name.partition("-")[0])
-            assert name
+    edited(planned / "out/.tiny-plan.sqlite", "UPDATE runs SET value = replace(value, 'ttft', 'tpot')")
     done = servecast(planned, "plan", "tiny.yaml", "--out", "out")
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
@@ -237,13 +233,19 @@ def test_an_edited_load_of_a_plan_is_one_line(planned):
 def test_what_stands_in_the_way_of_a_plan_is_said_before_it_is_made(tmp_path):
     results = tmp_path / "p-plan"
     results.write_text("mine")
-    with pytest.raises(InputError, match=r"p-plan: is a file, .*--out"), plan_store.opened(results):
+    with (
+        pytest.raises(InputError, match=r"p-plan: is a file, .*--out"),
+        opened(results, refuse=plan_files.refuse_strangers),
+    ):
         raise AssertionError("nothing is simulated")
     assert left(tmp_path) == ["p-plan"]
     results.unlink()
-    for name in plan_store.FILES:
+    for name in plan_files.FILES:
         (results / name).mkdir(parents=True)
-        with pytest.raises(InputError, match=f"{name}: is a folder, .*--out"), plan_store.opened(results):
+        with (
+            pytest.raises(InputError, match=f"{name}: is a folder, .*--out"),
+            opened(results, refuse=plan_files.refuse_strangers),
+        ):
             raise AssertionError("nothing is simulated")
         (results / name).rmdir()
 
@@ -257,9 +259,9 @@ def test_a_plan_goes_where_a_link_leads(tmp_path):
 
 
 def test_a_plan_writes_what_it_says_and_leaves_no_folder_without_one(tmp_path, planned):
-    assert set(left(planned / "out/tiny-plan")) <= set(plan_store.FILES)
-    with plan_store.opened(tmp_path / "new/p"):
-        assert (tmp_path / "new/p").is_dir()
+    assert set(left(planned / "out/tiny-plan")) <= set(plan_files.FILES)
+    with opened(tmp_path / "new/p", refuse=plan_files.refuse_strangers):
+        assert (tmp_path / "new/.p.lock").is_file()
     assert not (tmp_path / "new").exists()
 
 
@@ -294,5 +296,8 @@ def test_what_a_link_leads_to_is_written_and_a_pipe_is_not_replaced(tmp_path):
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written_is_said_before(tmp_path):
     (tmp_path / "p").mkdir(mode=0o500)
-    with pytest.raises(InputError, match="cannot be written"), plan_store.opened(tmp_path / "p"):
+    with (
+        pytest.raises(InputError, match="cannot be written"),
+        opened(tmp_path / "p", refuse=plan_files.refuse_strangers),
+    ):
         raise AssertionError("nothing is simulated")
