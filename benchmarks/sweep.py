@@ -27,7 +27,7 @@ RATES = 50
 
 def sweep(points: int, requests: int, jobs: int, report: bool) -> dict[str, float]:
     from servecast.report import write
-    from servecast.run.points_store import opened
+    from servecast.run.store import opened
     from servecast.run.sweep import simulate
     from servecast.scenario import check
 
