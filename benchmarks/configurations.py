@@ -149,7 +149,7 @@ def _simulate(
     setting: Setting, cost: TabulatedCost, model: ModelSpec, users: int, prompt: int, answer: int
 ) -> tuple[float, float]:
     """Mean TTFT and TPOT [s]."""
-    plan = memory.plan(
+    plan = memory.budget(
         model,
         catalogue.device(SYSTEMS[setting.system][0]),
         gpu_memory_utilization=0.90,

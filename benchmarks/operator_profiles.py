@@ -131,7 +131,7 @@ def rtx_host(tables: str) -> Host:
     recorded = pd.read_csv(SHARED / "measured/rtxpro6000-llama-3.1-8b-vllm0.19/runs/sharegpt-10rps.csv.gz")
     third = len(recorded) // 3
     bare = assemble.fit_operators(OPS / tables, model, device, name="bare", host=host.given(0.0))
-    plan = memory.plan(
+    plan = memory.budget(
         model,
         device,
         gpu_memory_utilization=0.90,

@@ -28,7 +28,7 @@ from servecast.calibration import solve, whole_steps
 from servecast.calibration.steps import Steps, from_frame
 from servecast.cost import physics
 from servecast.cost.curves import Curve, Surface
-from servecast.cost.model import REGIMES, regime
+from servecast.cost.model import STEP_KINDS, step_kind
 from servecast.cost.tabulated import TabulatedCost
 from servecast.device.quality import by_step
 from servecast.engine import replay
@@ -83,10 +83,10 @@ def judged(cost: CostModel, steps: Steps, window: int) -> Iterator[tuple[str, in
         solve.window_sums(np.asarray(values, float), starts, window)
         for values in (cost.seconds(steps.shape), steps.seconds)
     )
-    kinds = np.asarray(regime(steps.shape))[starts[:, None] + np.arange(window)]
+    kinds = np.asarray(step_kind(steps.shape))[starts[:, None] + np.arange(window)]
     kind = np.where((kinds == "mixed").any(1), "mixed", np.where((kinds == "prefill").any(1), "prefill", "decode"))
     error = predicted / measured - 1
-    for name in ("all", *REGIMES):
+    for name in ("all", *STEP_KINDS):
         chosen = error if name == "all" else error[kind == name]
         if len(chosen):
             yield name, len(chosen), float(np.median(abs(chosen))), float(np.quantile(abs(chosen), 0.95)), chosen.mean()
@@ -113,7 +113,7 @@ def by_work(table: pd.DataFrame, model: str, device: str, stretch: int = 1) -> t
     steps = from_frame(table)
     work = pd.Series(physics.floor_seconds(steps.shape, catalogue.model(model), catalogue.device(device)))
     piece = np.arange(len(work)) // stretch
-    kind = regime(steps.shape) if stretch == 1 else np.zeros(len(work))
+    kind = step_kind(steps.shape) if stretch == 1 else np.zeros(len(work))
     rank = work.groupby(piece).transform("mean").groupby(kind).rank(pct=True).to_numpy()
     return table[rank <= 0.5], table[rank > 0.8]
 

@@ -11,7 +11,7 @@ import pytest
 from servecast.batch import StepShape
 from servecast.calibration import whole_steps
 from servecast.cost import profile as profiles
-from servecast.cost.model import regime
+from servecast.cost.model import step_kind
 from servecast.errors import InputError
 from servecast.specs import catalogue
 from servecast.specs.model import LayerGroup
@@ -383,7 +383,7 @@ def test_cut_layers_of_a_model_that_memory_does_not_hold_are_not_checked(tmp_pat
 
 
 def synthetic(noise=0.0, seed=0):
-    points = [point for point in grid.plan(grid.Limits(32, 1024, 2048)) if point.part == "grid"]
+    points = [point for point in grid.points(grid.Limits(32, 1024, 2048)) if point.part == "grid"]
     columns = np.array([point.shape for point in points], dtype=float).T
     shape = StepShape(*columns)
     seconds = (
@@ -467,7 +467,10 @@ def test_errors_and_coverage_are_counted_by_kind():
     table = pd.DataFrame(dict(zip(StepShape._fields, shape, strict=True)))
     table["seconds"], table["predicted_s"] = seconds, seconds * 1.1
     found = list(quality.errors(table, "predicted_s"))
-    assert [e["regime"] for e in found] == ["all", *[k for k in ("decode", "mixed", "prefill") if k in regime(shape)]]
+    assert [e["regime"] for e in found] == [
+        "all",
+        *[k for k in ("decode", "mixed", "prefill") if k in step_kind(shape)],
+    ]
     assert all(e["median"] == pytest.approx(0.1) and e["signed_mean"] == pytest.approx(0.1) for e in found)
     table["predicted_s"] *= np.random.default_rng(0).lognormal(0, 0.05, len(table))
     table["unseen_s"] = table["predicted_s"]

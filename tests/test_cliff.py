@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from servecast.device import cliff, footprint  # noqa: E402
 
 SPEC = dataclasses.replace(catalogue.model("tiny"), dtype="fp32")
-LOAD = cliff.Load(SPEC, "cpu", "fp32", prompt=200, output=56, limit_bytes=40_000_000)
+LOAD = cliff.CliffCase(SPEC, "cpu", "fp32", prompt=200, output=56, limit_bytes=40_000_000)
 
 
 @pytest.mark.parametrize("policy", ["static", "padded"])
@@ -129,7 +129,7 @@ def test_activations_are_the_larger_of_two_moments():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_the_cliff_on_cuda_is_within_2_percent():
     spec = catalogue.model("cpu-small")
-    found = cliff.cliff(cliff.Load(spec, "cuda", "bf16", prompt=512, output=256, limit_bytes=2_000_000_000))
+    found = cliff.cliff(cliff.CliffCase(spec, "cuda", "bf16", prompt=512, output=256, limit_bytes=2_000_000_000))
     assert abs(found.predicted_rows - found.found_rows) <= 1
     assert abs(found.bytes_error) < 0.02
 

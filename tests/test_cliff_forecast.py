@@ -29,7 +29,7 @@ def spec(layers):
 
 
 def load(layers, dtype="fp32", prompt=300, output=100, limit_bytes=40_000_000):
-    return cliff.Load(spec(layers), "cpu", dtype, prompt=prompt, output=output, limit_bytes=limit_bytes)
+    return cliff.CliffCase(spec(layers), "cpu", dtype, prompt=prompt, output=output, limit_bytes=limit_bytes)
 
 
 def weights(layers, each):

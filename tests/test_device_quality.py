@@ -261,10 +261,10 @@ def test_held_out_steps_are_timed_anew_and_no_others(monkeypatch, stands_in):
     made = stands_in()
     identity = {"limits": dataclasses.asdict(LIMITS), "seed": 3, "graphs": False}
     table = steps.held_out_times(made_model(), identity)
-    held_out = [point for point in grid.plan(LIMITS, seed=3) if point.part == "held_out"]
+    held_out = [point for point in grid.points(LIMITS, seed=3) if point.part == "held_out"]
     assert made == held_out
     assert {point.part for point in made} == {"held_out"}
-    assert held_out != [point for point in grid.plan(LIMITS) if point.part == "held_out"]
+    assert held_out != [point for point in grid.points(LIMITS) if point.part == "held_out"]
     assert table["seconds"].tolist() == [takes(point.shape) for point in held_out]
     assert [tuple(row) for row in table[list(StepShape._fields)].to_numpy()] == [point.shape for point in held_out]
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from servecast.memory import GIB, plan
+from servecast.memory import GIB, budget
 from servecast.plan.lessons import padding_waste, usd_per_mtok
 from servecast.specs import catalogue
 
@@ -102,7 +102,7 @@ CAPACITIES = {
 def predicted(capacity: Capacity, batched_tokens: int, sequences: int) -> float:
     """Capacity in the unit of the log; logged tokens include the null block's."""
     model = catalogue.model(capacity.model)
-    made = plan(
+    made = budget(
         replace(model, weight_dtype=capacity.weight_dtype or model.weight_dtype),
         catalogue.device(capacity.device),
         gpu_memory_utilization=capacity.utilization,

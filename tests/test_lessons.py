@@ -2,8 +2,9 @@
 
 import pytest
 
+from servecast import memory
 from servecast.errors import InputError
-from servecast.memory import engine_defaults, plan
+from servecast.memory import engine_defaults
 from servecast.plan import lessons
 from servecast.specs import catalogue
 
@@ -60,7 +61,7 @@ def test_memory_stops_the_batch_before_the_ridge(ridge, contexts):
 def test_the_wall_is_where_the_batch_just_stops_fitting(wall):
     model, device = catalogue.model(wall.model), catalogue.device(wall.device)
     defaults = engine_defaults(device)
-    budget = plan(
+    budget = memory.budget(
         model,
         device,
         gpu_memory_utilization=defaults.gpu_memory_utilization,

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from servecast import memory
 from servecast.errors import InputError
-from servecast.memory import GIB, MIB, engine_defaults, overhead_bytes, plan, whole_blocks
+from servecast.memory import GIB, MIB, engine_defaults, overhead_bytes, whole_blocks
 from servecast.specs import catalogue
 
 LLAMA = catalogue.model("llama-3.1-8b")
@@ -21,7 +22,7 @@ def budget(model=LLAMA, device=H100, **changes):
         "max_num_batched_tokens": 2048,
         "max_num_seqs": 256,
     }
-    return plan(model, device, **(settings | changes))
+    return memory.budget(model, device, **(settings | changes))
 
 
 def test_the_lines_of_the_budget_add_up_and_blocks_are_rounded_down():

@@ -112,7 +112,7 @@ class TestAgainstRecordedRuns:
     def test_rtx_pro_6000_from_layers(self):
         run = recorded(RTX_RUN)
         profile = profiles.load("rtx-pro-6000-llama-3.1-8b-layers")
-        blocks = memory.plan(
+        blocks = memory.budget(
             catalogue.model("llama-3.1-8b"),
             catalogue.device("rtx-pro-6000"),
             gpu_memory_utilization=0.90,

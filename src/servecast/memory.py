@@ -32,6 +32,8 @@ from servecast.errors import InputError
 from servecast.specs.dtypes import dtype_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from servecast.specs.device import DeviceSpec
     from servecast.specs.model import ModelSpec
 
@@ -78,7 +80,7 @@ def engine_defaults(device: DeviceSpec, like: str = "vllm-0.23") -> EngineDefaul
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPlan:
+class MemoryBudget:
     """The budget of one GPU in bytes, line by line, and the blocks it leaves.
 
     usable_bytes - weight_bytes - activation_bytes - overhead_bytes = kv_bytes, unless ``kv_blocks`` was given: then
@@ -133,7 +135,7 @@ def overhead_bytes(tensor_parallel: int = 1, enforce_eager: bool = False) -> int
     return RUNTIME_BYTES + (0 if enforce_eager else GRAPH_BYTES) + (COMMUNICATOR_BYTES if tensor_parallel > 1 else 0)
 
 
-def plan(
+def budget(
     model: ModelSpec,
     device: DeviceSpec,
     *,
@@ -146,27 +148,22 @@ def plan(
     kv_blocks: int | None = None,
     max_model_len: int | None = None,
     enforce_eager: bool = False,
-) -> MemoryPlan:
+) -> MemoryBudget:
     """The memory budget of ``model`` on each of ``tensor_parallel`` devices.
 
     ``kv_blocks`` overrides the number of usable blocks, whatever the budget says. ``max_model_len`` None takes the
     smaller of the model's and what the blocks hold. Raises InputError for values out of range, for a split that the
     heads do not allow, and with vLLM's two start-up errors: no memory left for blocks, or too little for one request.
     """
-    if not 0 < gpu_memory_utilization <= 1:
-        raise InputError(
-            "engine.gpu_memory_utilization", f"{gpu_memory_utilization} is outside (0, 1]; write 0.9 for 90 %"
-        )
-    for key, value in (
-        ("block_size", block_size),
-        ("max_num_batched_tokens", max_num_batched_tokens),
-        ("max_num_seqs", max_num_seqs),
-        ("tensor_parallel_size", tensor_parallel),
-        ("kv_blocks", kv_blocks),
-        ("max_model_len", max_model_len),
-    ):
-        if value is not None and value < 1:
-            raise InputError(f"engine.{key}", f"{value} is not a positive whole number")
+    given = {
+        "block_size": block_size,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "max_num_seqs": max_num_seqs,
+        "tensor_parallel_size": tensor_parallel,
+        "kv_blocks": kv_blocks,
+        "max_model_len": max_model_len,
+    }
+    _refuse_out_of_range(gpu_memory_utilization, given)
     cached_dtype = model.dtype if kv_dtype in (None, "auto") else dtype_name(str(kv_dtype), "engine.kv_cache_dtype")
     usable = gpu_memory_utilization * device.memory_bytes
     weights = model.weight_bytes(tensor_parallel)
@@ -185,22 +182,8 @@ def plan(
             raise InputError("engine.gpu_memory_utilization", problem)
     else:
         kv_bytes = (kv_blocks + 1) * block_bytes
-    longest = kv_blocks * block_size
-    if max_model_len is None:
-        max_model_len = min(model.max_position or longest, longest)
-    if model.max_position and max_model_len > model.max_position:
-        raise InputError(
-            "engine.max_model_len", f"{max_model_len} is more than the {model.max_position} positions of {model.name}"
-        )
-    if max_model_len > longest:
-        raise InputError("engine.max_model_len", _too_long(max_model_len, longest, block_size, block_bytes))
-    return MemoryPlan(
-        model=model,
-        device=device,
-        tensor_parallel=tensor_parallel,
-        block_size=block_size,
-        kv_dtype=cached_dtype,
-        max_num_seqs=max_num_seqs,
+    return MemoryBudget(
+        model, device, tensor_parallel, block_size, cached_dtype, max_num_seqs,
         total_bytes=device.memory_bytes,
         usable_bytes=usable,
         weight_bytes=weights,
@@ -210,8 +193,31 @@ def plan(
         window_bytes=window_bytes,
         block_bytes=block_bytes,
         kv_blocks=kv_blocks,
-        max_model_len=max_model_len,
-    )
+        max_model_len=_longest(model, max_model_len, kv_blocks, block_size, block_bytes),
+    )  # fmt: skip
+
+
+def _refuse_out_of_range(gpu_memory_utilization: float, given: Mapping[str, int | None]) -> None:
+    if not 0 < gpu_memory_utilization <= 1:
+        raise InputError(
+            "engine.gpu_memory_utilization", f"{gpu_memory_utilization} is outside (0, 1]; write 0.9 for 90 %"
+        )
+    for key, value in given.items():
+        if value is not None and value < 1:
+            raise InputError(f"engine.{key}", f"{value} is not a positive whole number")
+
+
+def _longest(model: ModelSpec, asked: int | None, kv_blocks: int, block_size: int, block_bytes: float) -> int:
+    """The longest sequence: what is asked, else the smaller of the model's and what the blocks hold [tokens]."""
+    held = kv_blocks * block_size
+    longest = min(model.max_position or held, held) if asked is None else asked
+    if model.max_position and longest > model.max_position:
+        raise InputError(
+            "engine.max_model_len", f"{longest} is more than the {model.max_position} positions of {model.name}"
+        )
+    if longest > held:
+        raise InputError("engine.max_model_len", _too_long(longest, held, block_size, block_bytes))
+    return longest
 
 
 def _no_memory(device: DeviceSpec, usable: float, weights: float, activations: float, overhead: float) -> str:

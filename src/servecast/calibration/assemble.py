@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from servecast.calibration.operators import Parts
     from servecast.cost.host import Host
-    from servecast.cost.model import Regime
+    from servecast.cost.model import StepKind
     from servecast.specs.device import DeviceSpec
     from servecast.specs.model import ModelSpec
 
@@ -183,7 +183,7 @@ def _surface_written(of: Surface, tolerance: float) -> tuple[tuple[tuple[float, 
     )
 
 
-def _domain(parts: Parts) -> dict[Regime, dict[str, tuple[float, float]]]:
+def _domain(parts: Parts) -> dict[StepKind, dict[str, tuple[float, float]]]:
     """Boxes around what was measured, one number at a time."""
     rows = (1.0, float(parts.most_rows))
     context = (0.0, max(float(r) * c for r, c, _ in parts.decode))

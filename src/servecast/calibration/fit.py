@@ -16,7 +16,7 @@ from servecast.calibration.steps import Steps, from_frame, read
 from servecast.cost import physics
 from servecast.cost.domain import Domain
 from servecast.cost.fitted import COEFFICIENTS
-from servecast.cost.model import REGIMES, Regime, regime
+from servecast.cost.model import STEP_KINDS, StepKind, step_kind
 from servecast.cost.profile import (
     PROBABILITIES,
     Coefficient,
@@ -217,11 +217,11 @@ def _errors(
         return []
     predicted = solve.window_sums(np.asarray(cost.seconds(steps.shape)), starts, window)
     error = predicted / solve.window_sums(steps.seconds, starts, window) - 1
-    kinds = regime(steps.shape)[starts[:, None] + np.arange(window)]
+    kinds = step_kind(steps.shape)[starts[:, None] + np.arange(window)]
     # A sum that holds prefill at all is priced by how well prefill is priced.
     kind = np.where((kinds == "mixed").any(1), "mixed", np.where((kinds == "prefill").any(1), "prefill", "decode"))
     found = []
-    names: tuple[Literal["all", "decode", "mixed", "prefill"], ...] = ("all", *REGIMES)
+    names: tuple[Literal["all", "decode", "mixed", "prefill"], ...] = ("all", *STEP_KINDS)
     for name in names:
         chosen = error[kind == name] if name != "all" else error
         if len(chosen):
@@ -248,9 +248,9 @@ def _profile(
 
     cost = solve.cost_of(np.array(values), setting)
     predicted = np.asarray(cost.seconds(steps.shape))
-    kinds = regime(steps.shape)
-    residuals: dict[Regime, Residuals] = {}
-    for kind in REGIMES:
+    kinds = step_kind(steps.shape)
+    residuals: dict[StepKind, Residuals] = {}
+    for kind in STEP_KINDS:
         ratio = steps.seconds[kinds == kind] / predicted[kinds == kind]
         if len(ratio):
             quantiles = tuple(rounded(float(q), 5) for q in np.quantile(ratio, PROBABILITIES))
@@ -264,7 +264,7 @@ def _profile(
         sharpness=coefficient(solve.P, "1"),
         form=Form.of(setting.physics),
         held_out=tuple(held_out),
-        domain={kind: dict(box) for kind, box in domain.boxes.items()},  # type: ignore[misc]  # kinds are REGIMES
+        domain={kind: dict(box) for kind, box in domain.boxes.items()},  # type: ignore[misc]  # kinds are STEP_KINDS
         residuals=residuals,
         covariance=tuple(tuple(rounded(v, 5) for v in row) for row in covariance.tolist()),
         notes=tuple(_notes(values, result.pinned, setting, held_out)),

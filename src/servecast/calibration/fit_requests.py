@@ -119,7 +119,7 @@ def fit_requests(
         ),
         form=Form.of(physical),
         held_out=_held_out(line, trial, physical, left_out),
-        domain=_domain(line),  # type: ignore[arg-type]  # kinds are REGIMES
+        domain=_domain(line),  # type: ignore[arg-type]  # kinds are STEP_KINDS
         covariance=tuple(tuple(rounded(v, 5) for v in row) for row in np.cov(drawn, rowvar=False).tolist()),
         notes=tuple(_notes(line, coefficients, float(values[3]))),
         provenance=provenance(

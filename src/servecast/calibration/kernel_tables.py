@@ -80,26 +80,9 @@ def read(folder: Path, model: ModelSpec, device: DeviceSpec, tensor_parallel: in
     Raises InputError with the file for a missing table, dtype, head shape or number of GPUs.
     """
     operators.require_dense(model)
-    dtype = _DTYPES.get(model.weight_dtype or model.dtype)
-    if dtype is None:
-        raise InputError(
-            "--model",
-            f"{model.name} multiplies in {model.weight_dtype or model.dtype}, the tables in {', '.join(_DTYPES)}",
-        )
-    grid = _grid(folder / GEMM, dtype)
+    grid = _grid(folder / GEMM, _table_dtype(model))
     knots = [m for m in grid.m if m <= _MOST_TOKENS]
-    rows = [m for m in grid.m if m <= _MOST_ROWS]
-    weight_s = bytes_per_value(model.weight_dtype or model.dtype) / device.bandwidth_Bps
-    terms = [
-        _gemm(grid, name, n, k, model.layers, knots, "tokens", weight_s)
-        for name, n, k in _matrices(model, tensor_parallel)
-    ]
-    vocabulary = model.padded_vocab // tensor_parallel
-    plain = grid if dtype == _DTYPES[model.dtype] else _grid(folder / GEMM, _DTYPES[model.dtype])
-    plain_s = bytes_per_value(model.dtype) / device.bandwidth_Bps
-    terms.append(_gemm(plain, "lm_head", vocabulary, model.hidden, 1, rows, "rows", plain_s))
-    terms.append(operators.elementwise(model, device, knots, tensor_parallel))
-    terms.append(operators.sampler(model, device, rows, tensor_parallel))
+    terms = _terms(folder, grid, knots, model, device, tensor_parallel)
     files = [folder / GEMM, folder / PREFILL, folder / DECODE]
     judged = _gemm_errors(grid)
     if tensor_parallel > 1:
@@ -116,8 +99,7 @@ def read(folder: Path, model: ModelSpec, device: DeviceSpec, tensor_parallel: in
     fresh = [((length + 1) / 2, batch * length, seconds) for batch, length, seconds in prefill if length > 1]
     launch = min(seconds for *_, seconds in decode)
     floors = sorted({outer for outer, *_ in fresh})
-    judged += operators.summary("decode attention", "context", operators.errors_along(decode, outer=False))
-    judged += operators.summary("decode attention", "rows", operators.errors_along(decode, outer=True))
+    judged += operators.decode_errors(decode)
     judged += operators.summary("prefill attention", "tokens", operators.errors_along(fresh, outer=False))
     names, digest = operators.fingerprint(files)
     return Parts(
@@ -141,6 +123,32 @@ def read(folder: Path, model: ModelSpec, device: DeviceSpec, tensor_parallel: in
         sha256=digest,
         rows=len(decode) + len(fresh) + len(grid.m) * (len(_matrices(model, 1)) + 1),
     )
+
+
+def _table_dtype(model: ModelSpec) -> str:
+    """What the tables call the format that the model multiplies in."""
+    dtype = model.weight_dtype or model.dtype
+    if dtype not in _DTYPES:
+        problem = f"{model.name} multiplies in {dtype}, the tables in {', '.join(_DTYPES)}"
+        raise InputError("--model", problem)
+    return _DTYPES[dtype]
+
+
+def _terms(
+    folder: Path, grid: _Grid, knots: list[int], model: ModelSpec, device: DeviceSpec, tensor_parallel: int
+) -> list[Term]:
+    """Everything but attention and the all-reduce."""
+    rows = [m for m in grid.m if m <= _MOST_ROWS]
+    weight_s = bytes_per_value(model.weight_dtype or model.dtype) / device.bandwidth_Bps
+    matrices = _matrices(model, tensor_parallel)
+    terms = [_gemm(grid, name, n, k, model.layers, knots, "tokens", weight_s) for name, n, k in matrices]
+    vocabulary = model.padded_vocab // tensor_parallel
+    plain = grid if _table_dtype(model) == _DTYPES[model.dtype] else _grid(folder / GEMM, _DTYPES[model.dtype])
+    plain_s = bytes_per_value(model.dtype) / device.bandwidth_Bps
+    terms.append(_gemm(plain, "lm_head", vocabulary, model.hidden, 1, rows, "rows", plain_s))
+    terms.append(operators.elementwise(model, device, knots, tensor_parallel))
+    terms.append(operators.sampler(model, device, rows, tensor_parallel))
+    return terms
 
 
 def all_reduce(folder: Path, model: ModelSpec, knots: list[int], tensor_parallel: int) -> tuple[Term, list[LeftOut]]:

@@ -69,31 +69,19 @@ def read(
     attention = operators.read_table(
         folder / ATTENTION, ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
     )
-    terms = [
-        _term(dense, folder / DENSE, name, "tokens", times * (model.layers if name in IN_LAYER else 1))
-        for name, times in (*IN_LAYER.items(), *((name, 1) for name in ONCE))
-        if name in set(dense["layer"]) or name not in _OPTIONAL or model.qk_norm
-    ]
-    terms += [_term(sequences, folder / PER_SEQUENCE, name, "rows", 1) for name in ("lm_head", "sampler")]
-    judged: list[LeftOut] = []
-    for name, per in (("dense", "tokens"), ("lm_head and sampler", "rows")):
-        errors = [error for term in terms if term.per == per for error in left_out(term.curve)]
-        judged += operators.summary(f"{name} kernels", per, errors)
+    terms, judged = _terms(folder, model, dense, sequences)
     notes = ["every kernel but the joint attention is a point of the tables or on the line between two"]
     files = [folder / DENSE, folder / ATTENTION, folder / PER_SEQUENCE]
     if tensor_parallel > 1:
         if all_reduce is None:
-            raise InputError(
-                str(folder),
-                f"a split over {tensor_parallel} GPUs holds no collective: give --all-reduce a folder with one",
-            )
+            problem = f"a split over {tensor_parallel} GPUs holds no collective: give --all-reduce a folder with one"
+            raise InputError(str(folder), problem)
         from servecast.calibration import kernel_tables
 
-        reduce, errors_found = kernel_tables.all_reduce(
-            all_reduce, model, [int(knot) for knot in terms[0].curve.knots], tensor_parallel
-        )
+        knots = [int(knot) for knot in terms[0].curve.knots]
+        reduce, errors = kernel_tables.all_reduce(all_reduce, model, knots, tensor_parallel)
         terms.append(reduce)
-        judged += errors_found
+        judged += errors
         files.append(all_reduce / kernel_tables.ALL_REDUCE)
         notes.append(f"the all-reduce is that of {all_reduce.name}")
     layers = model.layers
@@ -104,11 +92,10 @@ def read(
         for chunk, cached, seconds in _points(alone, "prefill_chunk", "kv_prefill", layers)
     ]
     launch = min(seconds for *_, seconds in [*decode, *prefill])
-    mixed, tile, errors = _joint(attention, alone, layers)
-    judged += operators.summary("decode attention", "context", operators.errors_along(decode, outer=False))
-    judged += operators.summary("decode attention", "rows", operators.errors_along(decode, outer=True))
+    mixed, tile, joint = _joint(attention, alone, layers)
+    judged += operators.decode_errors(decode)
     judged += operators.summary("prefill attention", "cached prefix", operators.errors_along(prefill, outer=False))
-    judged += operators.summary("joint attention", "from its parts", errors)
+    judged += operators.summary("joint attention", "from its parts", joint)
     names, digest = operators.fingerprint(files)
     return Parts(
         terms=tuple(terms),
@@ -128,6 +115,23 @@ def read(
         sha256=digest,
         rows=len(dense) + len(sequences) + len(attention),
     )
+
+
+def _terms(
+    folder: Path, model: ModelSpec, dense: pd.DataFrame, sequences: pd.DataFrame
+) -> tuple[list[Term], list[LeftOut]]:
+    """Everything but attention, with the errors of leaving points out."""
+    terms = [
+        _term(dense, folder / DENSE, name, "tokens", times * (model.layers if name in IN_LAYER else 1))
+        for name, times in (*IN_LAYER.items(), *((name, 1) for name in ONCE))
+        if name in set(dense["layer"]) or name not in _OPTIONAL or model.qk_norm
+    ]
+    terms += [_term(sequences, folder / PER_SEQUENCE, name, "rows", 1) for name in ("lm_head", "sampler")]
+    judged: list[LeftOut] = []
+    for name, per in (("dense", "tokens"), ("lm_head and sampler", "rows")):
+        errors = [error for term in terms if term.per == per for error in left_out(term.curve)]
+        judged += operators.summary(f"{name} kernels", per, errors)
+    return terms, judged
 
 
 def _term(table: pd.DataFrame, path: Path, name: str, per: str, times: int) -> Term:

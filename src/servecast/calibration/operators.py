@@ -156,6 +156,12 @@ def errors_along(points: Points, outer: bool) -> list[float]:
     return [error for row in rows.values() for error in left_out(curve(row))]
 
 
+def decode_errors(points: Points) -> list[LeftOut]:
+    """Errors of leaving out points of decode attention."""
+    along = (("context", False), ("rows", True))
+    return [e for name, outer in along for e in summary("decode attention", name, errors_along(points, outer))]
+
+
 def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     """A table with at least these columns.
 

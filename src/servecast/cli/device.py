@@ -159,8 +159,8 @@ def cliff(
     from servecast.specs import catalogue
 
     spec = catalogue.model(model)
-    load = module.Load(spec, device, dtype or spec.dtype, prompt, output, limit_bytes, policy=policy)
-    found = module.cliff(load, lambda made: _say(f"{made.rows} rows: {'fits' if made.fitted else 'out of memory'}"))
+    case = module.CliffCase(spec, device, dtype or spec.dtype, prompt, output, limit_bytes, policy=policy)
+    found = module.cliff(case, lambda made: _say(f"{made.rows} rows: {'fits' if made.fitted else 'out of memory'}"))
     heads = ("", "rows", "forecast [MB]", "measured [MB]", "error")
     measured = "-" if found.measured_bytes is None else f"{found.measured_bytes / 1e6:.1f}"
     error = "-" if found.bytes_error is None else f"{found.bytes_error:+.2%}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from servecast.batch import StepShape
-from servecast.cost.model import REGIMES, regime
+from servecast.cost.model import STEP_KINDS, step_kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,9 +43,9 @@ class Domain:
     @classmethod
     def of(cls, shape: StepShape, measured: tuple[str, ...] = StepShape._fields) -> Domain:
         """The smallest boxes around measured shapes (arrays), over the fields that the table really held."""
-        kinds = regime(shape)
+        kinds = step_kind(shape)
         boxes: dict[str, dict[str, tuple[float, float]]] = {}
-        for kind in REGIMES:
+        for kind in STEP_KINDS:
             rows = kinds == kind
             if rows.any():
                 columns = {name: np.asarray(getattr(shape, name))[rows] for name in measured}
@@ -80,7 +80,7 @@ class Domain:
     def _factors(self, shape: StepShape) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
         kinds, columns = _columns(shape)
         factor, worst = np.ones(kinds.shape), np.zeros(kinds.shape, dtype=np.int64)
-        for kind in REGIMES:
+        for kind in STEP_KINDS:
             rows = kinds == kind
             box = self.boxes.get(kind)
             if box is None:
@@ -99,5 +99,5 @@ class Domain:
 def _columns(shape: StepShape) -> tuple[npt.NDArray[np.str_], dict[str, npt.NDArray[np.float64]]]:
     """The kind of each step, and its fields as equally long arrays."""
     columns = np.broadcast_arrays(*(np.asarray(value, dtype=float) for value in shape))
-    kinds = np.asarray(regime(StepShape._make(columns)))
+    kinds = np.asarray(step_kind(StepShape._make(columns)))
     return kinds, dict(zip(StepShape._fields, columns, strict=True))

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 #: A number, or an array of them: a `StepShape` holds either.
 Scalars = Any
 
-Regime = Literal["decode", "mixed", "prefill"]
+StepKind = Literal["decode", "mixed", "prefill"]
 
-REGIMES: Final[tuple[Regime, ...]] = ("decode", "mixed", "prefill")
+STEP_KINDS: Final[tuple[StepKind, ...]] = ("decode", "mixed", "prefill")
 
 
 class CostModel(Protocol):
@@ -52,8 +52,8 @@ class CostModel(Protocol):
         ...
 
 
-def regime(shape: StepShape) -> Scalars:
-    """Which of `REGIMES` a step is: no prefill rows, both kinds, no decode rows."""
+def step_kind(shape: StepShape) -> Scalars:
+    """Which of `STEP_KINDS` a step is: no prefill rows, both kinds, no decode rows."""
     prefill = np.asarray(shape.prefill_rows) > 0
     names = np.where(prefill, np.where(np.asarray(shape.decode_rows) > 0, "mixed", "prefill"), "decode")
     return names if names.ndim else str(names)

@@ -25,7 +25,7 @@ from servecast import resources
 from servecast.cost.curves import Curve, Surface
 from servecast.cost.domain import Domain
 from servecast.cost.fitted import COEFFICIENTS, FittedCost, Window
-from servecast.cost.model import Regime
+from servecast.cost.model import StepKind
 from servecast.cost.tabulated import PrefillBy, TabulatedCost
 from servecast.errors import InputError
 from servecast.files import write
@@ -160,8 +160,8 @@ class Profile(ProfileFile):
     sharpness: Coefficient
     form: Form = Form()
     held_out: tuple[HeldOut, ...] = ()
-    domain: dict[Regime, dict[str, tuple[Finite, Finite]]] = Field(default_factory=dict)
-    residuals: dict[Regime, Residuals] = Field(default_factory=dict)
+    domain: dict[StepKind, dict[str, tuple[Finite, Finite]]] = Field(default_factory=dict)
+    residuals: dict[StepKind, Residuals] = Field(default_factory=dict)
     covariance: tuple[tuple[Finite, ...], ...] = ()
     memory_bytes: dict[str, NonNegative] | None = None
     notes: tuple[str, ...] = ()
@@ -230,7 +230,7 @@ class TabulatedProfile(ProfileFile):
     host: dict[Literal["step_s", "row_s"], Coefficient]
     held_out: tuple[LeftOut, ...] = ()
     composition: dict[str, Composition] = Field(default_factory=dict)
-    domain: dict[Regime, dict[str, tuple[Finite, Finite]]] = Field(default_factory=dict)
+    domain: dict[StepKind, dict[str, tuple[Finite, Finite]]] = Field(default_factory=dict)
     memory_bytes: dict[str, NonNegative] | None = None
     notes: tuple[str, ...] = ()
     provenance: Provenance

@@ -32,7 +32,7 @@ from servecast.calibration import whole_steps
 from servecast.calibration.fit import Report
 from servecast.cost import physics
 from servecast.cost.domain import Domain
-from servecast.cost.model import regime
+from servecast.cost.model import step_kind
 from servecast.cost.profile import Coefficient, LeftOut, Tables, TabulatedProfile, provenance, rounded
 from servecast.device import footprint, grid, machine
 from servecast.device.calibration_files import REFERENCES, Files
@@ -290,7 +290,7 @@ def _measure(
 
 
 def _work(request: Request, limits: Limits) -> list[tuple[int, Point]]:
-    points = grid.plan(limits, seed=request.seed)
+    points = grid.points(limits, seed=request.seed)
     draw = np.random.default_rng(request.seed + 1)
     work = [(0, point) for point in points]
     for number in range(1, request.rounds):
@@ -374,10 +374,10 @@ def _finished(
     import pandas as pd
 
     limits = grid.Limits(**facts["identity"]["limits"])
-    raw = pd.DataFrame(files.rows(grid.plan(limits, seed=request.seed)))
+    raw = pd.DataFrame(files.rows(grid.points(limits, seed=request.seed)))
     steps = by_step(raw)
     seen = steps[steps["part"] == "grid"]
-    if len(seen) < FEWEST or not {"decode", "prefill"} <= set(regime(shapes(seen))):
+    if len(seen) < FEWEST or not {"decode", "prefill"} <= set(step_kind(shapes(seen))):
         raise InputError(
             "--budget-s",
             f"{request.budget_s:g} s measured {len(seen)} of the grid's steps, a fit takes {FEWEST} with both kinds: "
@@ -453,7 +453,7 @@ def fit_grid(
         model=request.model.name,
         device=spec.name,
         host={"step_s": contained, "row_s": contained},
-        domain={kind: dict(box) for kind, box in domain.boxes.items()},  # type: ignore[misc]  # kinds are REGIMES
+        domain={kind: dict(box) for kind, box in domain.boxes.items()},  # type: ignore[misc]  # kinds are STEP_KINDS
         memory_bytes={name: float(round(value)) for name, value in facts["memory"].items()},
         notes=tuple(_notes(request, found, facts, dtype)),
         provenance=provenance(

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Load:
+class CliffCase:
     """What each row of the batch is, and the memory it may take beside the process itself.
 
     policy : ``static`` or ``padded``
@@ -112,64 +112,64 @@ class Forecast(NamedTuple):
         return low
 
 
-def cliff(load: Load, progress: Callable[[Try], None] = lambda made: None) -> Cliff:
+def cliff(case: CliffCase, progress: Callable[[Try], None] = lambda made: None) -> Cliff:
     """Forecast, then find by running.
 
     Raises InputError for a limit in which not one row fits, or in which every batch up to ``most_rows`` does.
     """
-    refuse_unsupported(load.model)
-    if load.prompt < 1 or load.output < 1:
-        raise InputError("--prompt", f"prompt {load.prompt} and output {load.output} must be at least 1 token each")
-    _require_memory(load)
-    forecast = forecast_of(load)
-    predicted = forecast.most(load.limit_bytes, load.most_rows)
+    refuse_unsupported(case.model)
+    if case.prompt < 1 or case.output < 1:
+        raise InputError("--prompt", f"prompt {case.prompt} and output {case.output} must be at least 1 token each")
+    _require_memory(case)
+    forecast = forecast_of(case)
+    predicted = forecast.most(case.limit_bytes, case.most_rows)
     tries: list[Try] = []
 
     def fits(rows: int) -> bool:
-        tries.append(tried(load, rows))
+        tries.append(tried(case, rows))
         progress(tries[-1])
         return tries[-1].fitted
 
-    found = _bisected(max(1, predicted), load.most_rows, fits)
+    found = _bisected(max(1, predicted), case.most_rows, fits)
     if found == 0:
         raise InputError(
             "--memory-gb",
-            f"{load.limit_bytes / 1e9:.3g} GB hold not one row of {load.prompt} + {load.output} tokens "
+            f"{case.limit_bytes / 1e9:.3g} GB hold not one row of {case.prompt} + {case.output} tokens "
             f"({forecast.bytes(1) / 1e9:.3g} GB are forecast): give more memory or shorter rows",
         )
-    if found == load.most_rows:
+    if found == case.most_rows:
         raise InputError(
             "--memory-gb",
-            f"{load.limit_bytes / 1e9:.3g} GB hold {found} rows, the most that is tried: give less memory",
+            f"{case.limit_bytes / 1e9:.3g} GB hold {found} rows, the most that is tried: give less memory",
         )
     peak = next(t.peak_bytes for t in tries if t.rows == found and t.fitted)
     return Cliff(predicted, forecast.bytes(predicted), found, forecast.bytes(found), peak, tuple(tries))
 
 
-def _require_memory(load: Load) -> None:
-    device = open_device(load.device)
+def _require_memory(case: CliffCase) -> None:
+    device = open_device(case.device)
     there = machine.memory_bytes(device, catalogue.device("cpu"))
-    if load.limit_bytes > there:
+    if case.limit_bytes > there:
         raise InputError(
             "--memory-gb",
-            f"{load.limit_bytes / 1e9:.3g} GB are more than the {there / 1e9:.3g} GB that {load.device} has free: give "
+            f"{case.limit_bytes / 1e9:.3g} GB are more than the {there / 1e9:.3g} GB that {case.device} has free: give "
             "less, this limit would never be met",
         )
 
 
-def forecast_of(load: Load) -> Forecast:
+def forecast_of(case: CliffCase) -> Forecast:
     """The forecast, its activations measured on small steps of one layer's model (a layer's die before the next's)."""
-    device = open_device(load.device)
+    device = open_device(case.device)
     small = grid.Limits(32, 256, 2048)
     with torch.inference_mode():
-        model = transformer(load.model, device, load.dtype, max_positions=small.length, layers=1)
+        model = transformer(case.model, device, case.dtype, max_positions=small.length, layers=1)
         ragged = Ragged(model, KVCache(model, small.rows, small.length), graphs=False)
         found = activations(ragged, small)
-        one_layer = replace(load.model, dtype=load.dtype)
+        one_layer = replace(case.model, dtype=case.dtype)
         whole = one_layer.weight_bytes()
         kv = one_layer.kv_bytes_per_token()
-        rotary = 2 * (load.prompt + load.output) * load.model.head_dim * model.dtype.itemsize
-    return Forecast(whole + rotary, kv * (load.prompt + load.output), found, load.prompt)
+        rotary = 2 * (case.prompt + case.output) * case.model.head_dim * model.dtype.itemsize
+    return Forecast(whole + rotary, kv * (case.prompt + case.output), found, case.prompt)
 
 
 def _bisected(guess: int, most: int, fits: Callable[[int], bool]) -> int:
@@ -194,15 +194,15 @@ def _bisected(guess: int, most: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def tried(load: Load, rows: int) -> Try:
+def tried(case: CliffCase, rows: int) -> Try:
     """Run a batch of so many rows in a process of its own."""
-    on_cpu = load.device.partition(":")[0] == "cpu"
+    on_cpu = case.device.partition(":")[0] == "cpu"
     # A fork needs no second import of torch; CUDA does not survive one.
     context: Any = multiprocessing.get_context("fork" if on_cpu else "spawn")
     if on_cpu:
         give_back_freed_memory()  # here, since the child's peak begins with what it is born with
     ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(load, rows, theirs))
+    child = context.Process(target=_child, args=(case, rows, theirs))
     child.start()
     theirs.close()
     try:
@@ -217,35 +217,35 @@ def tried(load: Load, rows: int) -> Try:
     return Try(rows, *told)
 
 
-def _child(load: Load, rows: int, pipe: Connection) -> None:
+def _child(case: CliffCase, rows: int, pipe: Connection) -> None:
     try:
         with torch.inference_mode():
-            pipe.send((True, _run(load, rows)))
+            pipe.send((True, _run(case, rows)))
     except (torch.OutOfMemoryError, MemoryError):
         pipe.send((False, None))
     except RuntimeError as error:
         pipe.send((False, None) if out_of_memory(error) else " ".join(str(error).split())[:300])
 
 
-def _run(load: Load, rows: int) -> int | None:
+def _run(case: CliffCase, rows: int) -> int | None:
     """The whole of a batch within the limit; its peak bytes."""
-    device = open_device(load.device)
+    device = open_device(case.device)
     on_cpu = device.type == "cpu"
-    before = _limited(load, device)
-    model = transformer(load.model, device, load.dtype, max_positions=load.prompt + load.output)
-    cache = KVCache(model, rows, load.prompt + load.output)
-    tokens = torch.zeros((rows, load.prompt), dtype=torch.int64, device=device)
-    last = load.prompt + load.output - 1
-    if load.policy == "padded":
+    before = _limited(case, device)
+    model = transformer(case.model, device, case.dtype, max_positions=case.prompt + case.output)
+    cache = KVCache(model, rows, case.prompt + case.output)
+    tokens = torch.zeros((rows, case.prompt), dtype=torch.int64, device=device)
+    last = case.prompt + case.output - 1
+    if case.policy == "padded":
         padded = Padded(model, cache)
-        padded.begin([load.prompt] * rows)
+        padded.begin([case.prompt] * rows)
         following = padded.prefill(tokens)
         del tokens
         padded.padded = last
         padded.decode(following)
     else:
         ragged = Ragged(model, cache, graphs=False)
-        following = ragged.step([grid.Span(row, 0, load.prompt) for row in range(rows)], tokens.flatten())
+        following = ragged.step([grid.Span(row, 0, case.prompt) for row in range(rows)], tokens.flatten())
         del tokens
         ragged.step([grid.Span(row, last, 1) for row in range(rows)], following)
     if on_cpu:
@@ -254,13 +254,13 @@ def _run(load: Load, rows: int) -> int | None:
     return int(torch.cuda.max_memory_allocated(device))
 
 
-def _limited(load: Load, device: torch.device) -> int:
+def _limited(case: CliffCase, device: torch.device) -> int:
     """Set the limit of this process; the address space it has now [B], 0 on CUDA."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, load.limit_bytes / total), device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, case.limit_bytes / total), device)
         return 0
     before, data = status_bytes("VmSize"), data_bytes()
     # The kernel rounds each mapping up to pages and torch aligns: what is beside the tensors stays under a per cent.
-    resource.setrlimit(resource.RLIMIT_DATA, (data + load.limit_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    resource.setrlimit(resource.RLIMIT_DATA, (data + case.limit_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     return before

@@ -75,7 +75,7 @@ class Point:
         return " ".join(f"{len(list(same))}x{row[0]}+{row[1]}" for row, same in groupby(self.rows))
 
 
-def plan(limits: Limits, held_out: int = 40, seed: int = 0) -> list[Point]:
+def points(limits: Limits, held_out: int = 40, seed: int = 0) -> list[Point]:
     """Points to measure, in the order to measure them: each shape once."""
     draw = np.random.default_rng(seed)
     every = dict.fromkeys([*_grid(limits), *_random(limits, RANDOM, draw, "grid")])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from servecast.batch import StepShape
-from servecast.cost.model import REGIMES, regime
+from servecast.cost.model import STEP_KINDS, step_kind
 from servecast.cost.profile import error_figures, rounded
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ def intervals(steps: pd.DataFrame) -> dict[str, list[float]]:
     arXiv 1604.04173), or the extremes where there are too few steps for that.
     """
     ratio = (steps["seconds"] / steps["unseen_s"]).to_numpy()
-    kinds = np.asarray(regime(shapes(steps)))
+    kinds = np.asarray(step_kind(shapes(steps)))
     found: dict[str, list[float]] = {}
-    for kind in REGIMES:
+    for kind in STEP_KINDS:
         ordered = np.sort(ratio[kinds == kind])
         if count := len(ordered):
             outside = max(1, int(0.05 * (count + 1)))
@@ -59,7 +59,7 @@ def coverage(intervals: dict[str, list[float]], held_out: pd.DataFrame) -> float
     if not len(held_out):
         return None
     ratio = (held_out["seconds"] / held_out["predicted_s"]).tolist()
-    kinds = np.asarray(regime(shapes(held_out))).tolist()
+    kinds = np.asarray(step_kind(shapes(held_out))).tolist()
     inside = [
         kind in intervals and intervals[kind][0] <= value <= intervals[kind][1]
         for kind, value in zip(kinds, ratio, strict=True)
@@ -70,8 +70,8 @@ def coverage(intervals: dict[str, list[float]], held_out: pd.DataFrame) -> float
 def errors(steps: pd.DataFrame, predicted: str) -> Iterator[dict[str, Any]]:
     """Relative errors of the column ``predicted``, over all steps and by kind."""
     error = (steps[predicted] / steps["seconds"] - 1).to_numpy()
-    kinds = np.asarray(regime(shapes(steps)))
-    for name in ("all", *REGIMES):
+    kinds = np.asarray(step_kind(shapes(steps)))
+    for name in ("all", *STEP_KINDS):
         chosen = error if name == "all" else error[kinds == name]
         if len(chosen):
             yield {"regime": name, **error_figures(chosen)}

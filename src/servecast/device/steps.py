@@ -118,7 +118,7 @@ def held_out_times(model: Transformer, identity: Mapping[str, Any]) -> pd.DataFr
     import pandas as pd
 
     limits = grid.Limits(**identity["limits"])
-    points = [point for point in grid.plan(limits, seed=identity["seed"]) if point.part == "held_out"]
+    points = [point for point in grid.points(limits, seed=identity["seed"]) if point.part == "held_out"]
     with torch.inference_mode():
         steps = Steps(model, limits, graphs=identity["graphs"])
         rows = [{"seconds": steps.time(point, warm_up=2).seconds, **point.shape._asdict()} for point in points]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from servecast.memory import MemoryPlan
+    from servecast.memory import MemoryBudget
     from servecast.scenario import Scenario
     from servecast.scenario.serving import Serving
 
@@ -103,7 +103,7 @@ def _overdrawn(scenario: Scenario, served: Serving, step: tuple[int, int], label
     return Table(f"memory per GPU: {served.model.name}, {label}", ("", "", "how"), tuple(rows))
 
 
-def _budget(scenario: Scenario, served: Serving, budget: MemoryPlan, step: tuple[int, int], label: str) -> Table:
+def _budget(scenario: Scenario, served: Serving, budget: MemoryBudget, step: tuple[int, int], label: str) -> Table:
     rows = [
         *_spent(scenario, served, step)[0],
         ("= KV cache", _gib(budget.kv_bytes), _cache(scenario, budget)),
@@ -123,7 +123,7 @@ def _budget(scenario: Scenario, served: Serving, budget: MemoryPlan, step: tuple
     return Table(f"memory per GPU: {served.model.name}, {label}", ("", "", "how"), tuple(rows))
 
 
-def _windows(served: Serving, budget: MemoryPlan) -> Iterator[tuple[str, str, str]]:
+def _windows(served: Serving, budget: MemoryBudget) -> Iterator[tuple[str, str, str]]:
     """What sliding windows take of the KV cache, and in which of the two layouts; nothing for a model without any."""
     aside = served.model.window_bytes(budget.block_size, budget.kv_dtype, served.tensor_parallel)
     if not aside:
@@ -136,11 +136,11 @@ def _windows(served: Serving, budget: MemoryPlan) -> Iterator[tuple[str, str, st
     yield "- sliding windows", _gib(budget.window_bytes), how
 
 
-def _cache(scenario: Scenario, budget: MemoryPlan) -> str:
+def _cache(scenario: Scenario, budget: MemoryBudget) -> str:
     return "kv_blocks was given" if scenario.engine.kv_blocks is not None else "what is left"
 
 
-def _concurrency(budget: MemoryPlan, lengths: Sequence[int], label: str) -> Table:
+def _concurrency(budget: MemoryBudget, lengths: Sequence[int], label: str) -> Table:
     asked = sorted({*(lengths or (1024, 4096, 16384)), budget.max_model_len})
     rows = []
     for length in asked:
@@ -152,10 +152,10 @@ def _concurrency(budget: MemoryPlan, lengths: Sequence[int], label: str) -> Tabl
     return Table(f"largest concurrency: {label}", ("tokens each", "sequences", ""), tuple(rows))
 
 
-def _start_up_error(budget: MemoryPlan, length: int) -> str:
+def _start_up_error(budget: MemoryBudget, length: int) -> str:
     """What vLLM says when it starts with a max_model_len of ``length``."""
     try:
-        memory.plan(
+        memory.budget(
             budget.model,
             budget.device,
             gpu_memory_utilization=budget.usable_bytes / budget.total_bytes,
@@ -172,7 +172,7 @@ def _start_up_error(budget: MemoryPlan, length: int) -> str:
     return ""
 
 
-def _ridge(served: Serving, budget: MemoryPlan) -> Table:
+def _ridge(served: Serving, budget: MemoryBudget) -> Table:
     ridge = served.device.ridge(served.model.dtype)
     crossing = lessons.ridge_crossing(ridge, dtype=served.model.dtype)
     context = budget.kv_blocks // crossing.weights_only * budget.block_size

@@ -18,8 +18,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from servecast import memory
 from servecast.errors import InputError
-from servecast.memory import MemoryPlan, engine_defaults, plan
+from servecast.memory import MemoryBudget, engine_defaults
 from servecast.specs import catalogue
 from servecast.specs.dtypes import bytes_per_value
 
@@ -120,7 +121,7 @@ def memory_wall(
     ridge = device.ridge(model.dtype) if ridge is None else ridge
     batch = ridge_crossing(ridge, dtype=model.weight_dtype or model.dtype).weights_only
     defaults = engine_defaults(device, like)
-    budget = plan(
+    budget = memory.budget(
         model,
         device,
         gpu_memory_utilization=defaults.gpu_memory_utilization,
@@ -150,7 +151,7 @@ def memory_walls(ridge: float | None = None) -> list[MemoryWall]:
     ]
 
 
-def _fitting(budget: MemoryPlan, context: int) -> int:
+def _fitting(budget: MemoryBudget, context: int) -> int:
     return budget.kv_blocks // budget.blocks_of(context)
 
 

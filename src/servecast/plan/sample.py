@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from servecast.cost.model import regime
+from servecast.cost.model import step_kind
 from servecast.metrics.log import mean_shapes
 from servecast.plan.answer import Tokens
 from servecast.requests import Status
@@ -136,7 +136,7 @@ def throughput(run: Run) -> tuple[float | None, float | None]:
 
 
 def _busy(run: Run) -> dict[str, float]:
-    kinds = np.asarray(regime(mean_shapes(run.decisions)))
+    kinds = np.asarray(step_kind(mean_shapes(run.decisions)))
     seconds = run.decisions["seconds"]
     total = float(seconds.sum())
     return {str(kind): float(seconds[kinds == kind].sum()) / total for kind in np.unique(kinds)} if total else {}

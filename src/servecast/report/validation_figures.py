@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from servecast.batch import StepShape
-from servecast.cost.model import REGIMES, regime
+from servecast.cost.model import STEP_KINDS, step_kind
 from servecast.metrics import latencies
 from servecast.report.plots.style import ALARM, INK, QUIET, Plot, canvas, colours, legend, logarithmic, settings
 from servecast.report.plots.timeline import buckets
@@ -34,7 +34,7 @@ def fitted(calibration: Calibration) -> Plot:
     steps = calibration.steps
     columns: list[Any] = [steps[name].to_numpy() for name in StepShape._fields]
     shape = StepShape(*columns)
-    kinds = pd.Series(np.asarray(regime(shape)), index=steps.index)
+    kinds = pd.Series(np.asarray(step_kind(shape)), index=steps.index)
     error = 100 * (steps["predicted_s"] / steps["seconds"] - 1)
     noise = calibration.facts["noise"]["median"]
     with settings():
@@ -73,11 +73,11 @@ def roofline(calibration: Calibration, model: ModelSpec) -> Plot:
     columns: list[Any] = [steps[name].to_numpy() for name in StepShape._fields]
     shape = StepShape(*columns)
     flops, moved = np.asarray(model.step_flops(shape)), np.asarray(model.step_bytes(shape))
-    kinds = np.asarray(regime(shape))
+    kinds = np.asarray(step_kind(shape))
     roofs = calibration.facts["ceilings"]
     with settings():
         figure, [[axes]] = canvas("Steps under the measured roofs", 3.8)
-        for kind in REGIMES:
+        for kind in STEP_KINDS:
             chosen = kinds == kind
             intensity, reached = (
                 flops[chosen] / moved[chosen],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from servecast.cost.fitted import FittedCost
-from servecast.cost.model import regime
+from servecast.cost.model import step_kind
 from servecast.cost.tabulated import TabulatedCost
 from servecast.metrics import mean_shapes
 from servecast.metrics.log import chunks
@@ -76,7 +76,7 @@ def farthest(run: Run, cost: CostModel | StepCost) -> Beyond | None:
     kinds: dict[str, None] = {}
     for part in chunks(run.decisions):
         shapes = mean_shapes(part)
-        of = np.asarray(regime(shapes))
+        of = np.asarray(step_kind(shapes))
         for kind in dict.fromkeys(of.tolist()):
             rows = of == kind
             if kind not in boxes:

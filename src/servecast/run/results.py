@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from servecast.engine import Run
-    from servecast.memory import MemoryPlan
+    from servecast.memory import MemoryBudget
     from servecast.scenario.serving import Serving
 
 
@@ -93,7 +93,7 @@ class Outcome(NamedTuple):
     seed: int
     run: Run | None
     row: dict[str, Any]
-    memory: MemoryPlan
+    memory: MemoryBudget
     hardware: Hardware
     beyond: Beyond | None = None
     notes: tuple[str, ...] = ()

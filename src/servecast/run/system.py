@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from servecast.cost.model import CostModel
     from servecast.engine import Run
     from servecast.executor import Executor, PricedSteps
-    from servecast.memory import MemoryPlan
+    from servecast.memory import MemoryBudget
     from servecast.metrics import Value, Window
     from servecast.policies import Policy
     from servecast.scenario import Scenario, schema
@@ -58,7 +58,7 @@ class System:
     at: int
     served: Serving
     policy: Policy
-    memory: MemoryPlan
+    memory: MemoryBudget
 
     @classmethod
     def of(cls, scenario: Scenario, at: int = 0, served: Serving | None = None) -> System:

@@ -12,7 +12,7 @@ from servecast.scenario.serving import plan, serving, step_set_aside
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from servecast.memory import MemoryPlan
+    from servecast.memory import MemoryBudget
     from servecast.scenario.schema import Scenario
 
 GIB = 1 << 30
@@ -46,7 +46,7 @@ def resolved(scenario: Scenario, shown: Scenario | None = None) -> dict[str, Any
     return data
 
 
-def _budget(planned: MemoryPlan) -> dict[str, Any]:
+def _budget(planned: MemoryBudget) -> dict[str, Any]:
     return {
         "kv_blocks": planned.kv_blocks,
         "kv_tokens": planned.kv_tokens,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from servecast.cost.model import CostModel
     from servecast.cost.profile import ProfileFile
-    from servecast.memory import MemoryPlan
+    from servecast.memory import MemoryBudget
     from servecast.policies import Policy
     from servecast.scenario.schema import Scenario
     from servecast.specs.device import DeviceSpec
@@ -94,7 +94,7 @@ def step_set_aside(policy: Policy) -> tuple[int, int]:
     return policy.max_num_batched_tokens, policy.max_num_seqs
 
 
-def require_whole_prompts_fit(policy: Policy, planned: MemoryPlan, place: str) -> None:
+def require_whole_prompts_fit(policy: Policy, planned: MemoryBudget, place: str) -> None:
     """Without chunked prefill a prompt that exceeds the budget would wait for ever, and all behind it.
 
     Raises InputError, as vLLM refuses to start then.
@@ -109,7 +109,7 @@ def require_whole_prompts_fit(policy: Policy, planned: MemoryPlan, place: str) -
             raise InputError(f"{place}.max_num_batched_tokens", problem)
 
 
-def plan(scenario: Scenario, served: Serving, step: tuple[int, int]) -> MemoryPlan:
+def plan(scenario: Scenario, served: Serving, step: tuple[int, int]) -> MemoryBudget:
     """The memory that is left when the activations of ``step`` (tokens, sampled rows) are set aside.
 
     Raises InputError, with vLLM's own start-up errors among others.
@@ -118,7 +118,7 @@ def plan(scenario: Scenario, served: Serving, step: tuple[int, int]) -> MemoryPl
     engine = scenario.engine
     return _placed(
         "scenario.engine",
-        lambda: memory.plan(
+        lambda: memory.budget(
             served.model,
             served.device,
             gpu_memory_utilization=served.memory_share,
@@ -134,7 +134,7 @@ def plan(scenario: Scenario, served: Serving, step: tuple[int, int]) -> MemoryPl
     )
 
 
-def activation_blocks(scenario: Scenario, served: Serving, planned: MemoryPlan) -> Callable[[int], int]:
+def activation_blocks(scenario: Scenario, served: Serving, planned: MemoryBudget) -> Callable[[int], int]:
     """KV blocks' worth of memory that a step of so many tokens needs beyond what the plan has set aside.
 
     With ``kv_blocks`` given, memory that the cache leaves unused is there for activations too.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from servecast.batch import StepShape
-from servecast.cost.model import REGIMES, regime
+from servecast.cost.model import STEP_KINDS, step_kind
 from servecast.metrics import CLIENT_LATENCIES, latencies, mean_shapes
 
 if TYPE_CHECKING:
@@ -105,9 +105,9 @@ def same_batches(cost: CostModel, run: Run) -> list[dict[str, Any]]:
     shape = mean_shapes(decisions)
     seconds = decisions["seconds"]
     predicted = np.asarray(cost.seconds(shape)) * decisions["iterations"]
-    kinds = np.asarray(regime(StepShape(*(np.asarray(field) for field in shape))))  # type: ignore[arg-type]  # arrays
+    kinds = np.asarray(step_kind(StepShape(*(np.asarray(field) for field in shape))))  # type: ignore[arg-type]  # arrays
     found = []
-    for name in ("all", *REGIMES):
+    for name in ("all", *STEP_KINDS):
         chosen = np.ones(len(seconds), dtype=bool) if name == "all" else kinds == name
         if chosen.any():
             single = np.abs(predicted[chosen] / seconds[chosen] - 1)

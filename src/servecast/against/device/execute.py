@@ -18,7 +18,7 @@ from servecast.scenario.serving import step_set_aside
 if TYPE_CHECKING:
     from servecast.device.limit import Limit
     from servecast.device.model import Transformer
-    from servecast.memory import MemoryPlan
+    from servecast.memory import MemoryBudget
     from servecast.policies import Policy
     from servecast.run.system import System
     from servecast.specs.model import ModelSpec
@@ -87,7 +87,7 @@ def machine(model: Transformer, system: System) -> Machine:
     return Machine(executor, pool, beyond if limit is None else lambda tokens: 0)
 
 
-def _limit(model: Transformer, policy: Policy, padded: bool, most_blocks: int, planned: MemoryPlan) -> Limit | None:
+def _limit(model: Transformer, policy: Policy, padded: bool, most_blocks: int, planned: MemoryBudget) -> Limit | None:
     """The memory limit of a policy whose batches may want ``most_blocks``; None where they cannot run out."""
     from servecast.device.limit import Limit
 

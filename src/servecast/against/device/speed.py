@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from servecast.batch import StepShape
-from servecast.cost.model import regime
+from servecast.cost.model import step_kind
 from servecast.metrics import mean_shapes
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def scale(run: Run, drifts: Seconds) -> float:
     Steps that only decode go by the decoding reference, the others by the mixed one, each by its share of the time.
     """
     decisions = run.decisions
-    kinds = np.asarray(regime(StepShape(*(np.asarray(field) for field in mean_shapes(decisions)))))  # type: ignore[arg-type]  # arrays
+    kinds = np.asarray(step_kind(StepShape(*(np.asarray(field) for field in mean_shapes(decisions)))))  # type: ignore[arg-type]  # arrays
     seconds = decisions["seconds"]
     decoding = float(seconds[kinds == "decode"].sum() / seconds.sum()) if len(seconds) else 0.0
     return 1 + decoding * drifts["decode"] + (1 - decoding) * drifts["mixed"]
