@@ -1,5 +1,6 @@
 # make demo   one command: environment, install, the quickstart scenario, where its report is
-# make test   everything CI checks: ruff, mypy, import-linter, pytest (make coverage: which lines it reaches)
+# make test   everything CI checks: ruff, mypy, import-linter, docs, pytest (make coverage: which lines it reaches)
+# make docs   the documentation, in site/: open site/index.html
 # Both make what they need. Another Python: make test PYTHON=python3.12
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ SHELL  := /bin/bash
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types layers unit coverage format clean
+.PHONY: help demo test lint types layers docs unit coverage format clean
 
 help:
 	@sed -n '1,/^$$/s/^# //p' Makefile
@@ -17,7 +18,7 @@ help:
 demo: $(VENV)/.installed
 	$(BIN)/servecast run scenarios/quickstart.yaml
 
-test: lint types layers unit
+test: lint types layers docs unit
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -28,6 +29,9 @@ types: $(VENV)/.installed-test
 
 layers: $(VENV)/.installed-test
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.installed-test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 unit: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
@@ -40,7 +44,7 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.*
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.*
 
 # The stamps keep a second run from installing again. The install is editable: changed code needs no new one.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
