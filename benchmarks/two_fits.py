@@ -36,8 +36,7 @@ from servecast.executor import ModelExecutor
 from servecast.kvcache import BlockPool
 from servecast.policies import Continuous
 from servecast.specs import catalogue
-from servecast.workload.clients import HeldBack, OpenLoop, RequestColumns
-from servecast.workload.network import Remote
+from servecast.workload.clients import HeldBack, OpenLoop, Remote, RequestColumns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

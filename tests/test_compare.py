@@ -22,9 +22,15 @@ from servecast.cli import app as cli
 from servecast.errors import InputError
 from servecast.policies import Continuous, Static
 from servecast.report.compare_page import write
-from servecast.workload.clients import ClosedLoop, HeldBack, LengthColumns, OpenLoop
-from servecast.workload.network import Remote
-from servecast.workload.recorded import ClientTimes, RecordedRequests
+from servecast.workload.clients import (
+    ClientTimes,
+    ClosedLoop,
+    HeldBack,
+    LengthColumns,
+    OpenLoop,
+    RecordedRequests,
+    Remote,
+)
 
 HEAD = "arrival_s,send_s,prompt_tokens,output_tokens,ttft_s,e2e_s\n"
 SCENARIO = """

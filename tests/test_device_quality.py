@@ -20,7 +20,7 @@ from servecast.specs import catalogue
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
 
 from servecast.device import calibrate, grid, quality, steps  # noqa: E402
-from servecast.device.ceilings import Ceilings  # noqa: E402
+from servecast.device.machine import Ceilings  # noqa: E402
 from servecast.device.model import transformer  # noqa: E402
 from servecast.device.serving import Ragged  # noqa: E402
 from servecast.device.timing import Timing  # noqa: E402

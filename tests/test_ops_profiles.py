@@ -27,8 +27,7 @@ from servecast.executor import ModelExecutor, Stepping
 from servecast.kvcache import BlockPool
 from servecast.policies import Continuous
 from servecast.specs import catalogue
-from servecast.workload.clients import HeldBack, OpenLoop, RequestColumns
-from servecast.workload.network import Remote
+from servecast.workload.clients import HeldBack, OpenLoop, Remote, RequestColumns
 
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("SERVECAST_SHARED", ROOT / ".." / "shared"))

@@ -20,10 +20,9 @@ from servecast.errors import InputError
 from servecast.policies import POLICIES
 from servecast.requests import Status
 from servecast.workload.arrivals import Burst, Constant, Gamma, Poisson
-from servecast.workload.clients import ClosedLoop, HeldBack, OpenLoop, RequestColumns
+from servecast.workload.clients import ClosedLoop, HeldBack, OpenLoop, Remote, RequestColumns
 from servecast.workload.fitting import JointQuantiles, fit, rank_correlation
-from servecast.workload.lengths import Fixed, Independent, Uniform
-from servecast.workload.network import Remote
+from servecast.workload.lengths import Fixed, Independent, RandomLengths, Uniform
 from servecast.workload.prefixes import PrefixIds, chained, engine_blocks, prefix_reuse
 from servecast.workload.rates import Diurnal, Modulated, Piecewise, RampUp
 from servecast.workload.servegen import read_servegen
@@ -34,7 +33,6 @@ from servecast.workload.tenants import Tenant, mixture
 from servecast.workload.traces.convert import FORMS, write_trace
 from servecast.workload.traces.statistics import dispersion, histogram_table, joint_histogram, reusable
 from servecast.workload.traces.trace_file import TraceFile
-from servecast.workload.vllm_random import RandomLengths
 
 SHARED = Path(os.environ.get("SERVECAST_SHARED", Path(__file__).parents[1] / ".." / "shared"))
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"sample traces are not there: {SHARED}")

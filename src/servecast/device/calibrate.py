@@ -36,8 +36,8 @@ from servecast.cost.model import step_kind
 from servecast.cost.profile import Coefficient, LeftOut, Tables, TabulatedProfile, provenance, rounded
 from servecast.device import footprint, grid, machine
 from servecast.device.calibration_files import REFERENCES, Files
-from servecast.device.ceilings import ceilings
 from servecast.device.limit import out_of_memory
+from servecast.device.machine import ceilings
 from servecast.device.model import DTYPES, Transformer, refuse_unsupported, transformer
 from servecast.device.quality import by_step, coverage, errors, intervals, noise, shapes
 from servecast.device.serving import Padded, Ragged

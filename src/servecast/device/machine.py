@@ -1,4 +1,4 @@
-"""What stands beside a measurement so that it can be judged later: the machine, its software, and its clocks."""
+"""What lets a measurement be judged later: the machine, its software, its clocks, and its roofs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from servecast.device.timing import clock, measure
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
@@ -137,3 +138,31 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+class Ceilings(NamedTuple):
+    """Read plus write of a copy [B/s], dense matrix product in the model's dtype [FLOP/s]."""
+
+    copy_Bps: float  # noqa: N815 - the unit is in the name, as everywhere
+    matmul_flops: float
+
+
+def ceilings(device: torch.device, dtype: torch.dtype, deadline: float) -> Ceilings:
+    """Measure both; a second on CPU, and what is left until wall ``deadline`` [s] at most.
+
+    The clock is that of the steps. Buffers are several times the last-level cache and hold random numbers: zeros cost
+    less power, and so clock higher.
+    """
+    large = device.type == "cuda"
+    count = (1 << 28) if large else (1 << 25)
+    side = 8192 if large else 1024
+    source = torch.randn(count, device=device, dtype=torch.float32)
+    target = torch.empty_like(source)
+    left = torch.randn(side, side, device=device).to(dtype)
+    right = torch.randn(side, side, device=device).to(dtype)
+    product = torch.empty_like(left)
+    now = clock(device)
+    with torch.inference_mode():
+        copied = measure(lambda: target.copy_(source), now, warm_up=2, most=9, deadline=deadline)
+        multiplied = measure(lambda: torch.mm(left, right, out=product), now, warm_up=2, most=9, deadline=deadline)
+    return Ceilings(2 * 4 * count / copied.seconds, 2 * side**3 / multiplied.seconds)

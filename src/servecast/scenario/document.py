@@ -2,6 +2,10 @@
 
 YAML 1.2 scalars, because those of 1.1 surprise: ``1e9`` is a number here, ``on`` and ``no`` are words, ``010`` is ten
 and ``1:30`` is no number. A key given twice is refused instead of the last one winning.
+
+ruamel.yaml reads YAML 1.2 with line numbers too, and was tried: it takes ``inf`` for text and ``!x 1`` for a value,
+wraps each number and mapping in types of its own that would have to be taken off again, parses at 0.4 of the speed,
+and PyYAML would stay for profiles. It would save about 20 of these lines.
 """
 
 from __future__ import annotations

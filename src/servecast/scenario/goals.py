@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, Field
 
 from servecast.metrics import LATENCIES, METRICS, PERCENTILES
-from servecast.scenario import keypath
+from servecast.scenario.keypath import parse
 from servecast.scenario.sections import Section, listed, refuse
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ _ASKED = frozenset(("goal", "search", "slo", "cost", "workload", "warmup_s", "co
 def _choices(over: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
     """A plan chooses how to serve what is asked. What is asked it may not choose: it would take the least."""
     for key in over:
-        path = keypath.parse(key, f"scenario.search.over.{key}")
+        path = parse(key, f"scenario.search.over.{key}")
         if path[0] in _ASKED and not _of_the_server(path):
             raise refuse(
                 f"is part of what is asked, and the easiest would win: make a plan for each, with --set {key}=...",

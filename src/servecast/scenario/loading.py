@@ -14,8 +14,10 @@ from pydantic import ValidationError
 
 from servecast import resources
 from servecast.errors import InputError
-from servecast.scenario import document, keypath
+from servecast.files import plain
+from servecast.scenario.document import read as read_document
 from servecast.scenario.engine_defaults import settle
+from servecast.scenario.keypath import assign, parse
 from servecast.scenario.remedies import input_error
 from servecast.scenario.schema import Scenario
 from servecast.scenario.serving import serving
@@ -49,10 +51,10 @@ def load(path: str | Path, overrides: Mapping[str, object] | None = None) -> Sce
     Every point of the sweep is checked too, so that a run does not fail halfway for a typing mistake.
     """
     file = find(path)
-    read = document.read(file)
+    read = read_document(file)
     overrides = overrides or {}
     data = _unswept(changed(read.data, overrides), overrides)
-    scenario = check(data, file.parent, read, [keypath.parse(key, f"--set {key}") for key in overrides])
+    scenario = check(data, file.parent, read, [parse(key, f"--set {key}") for key in overrides])
     points(scenario)
     return scenario
 
@@ -61,7 +63,7 @@ def changed(data: Mapping[str, Any], overrides: Mapping[str, object]) -> dict[st
     """A copy of plain data with the values at some key paths replaced."""
     copied = copy.deepcopy(dict(data))
     for key, value in overrides.items():
-        keypath.assign(copied, keypath.parse(key, f"--set {key}"), value, f"--set {key}")
+        assign(copied, parse(key, f"--set {key}"), value, f"--set {key}")
     return copied
 
 
@@ -70,14 +72,14 @@ def _unswept(data: dict[str, Any], overrides: Mapping[str, object]) -> dict[str,
     sweep = data.get("sweep")
     if not isinstance(sweep, dict):
         return data
-    given = [keypath.parse(key, f"--set {key}") for key in overrides]
+    given = [parse(key, f"--set {key}") for key in overrides]
     kept = {key: values for key, values in sweep.items() if not _is_one_of(key, given)}
     return {**data, "sweep": kept}
 
 
 def _is_one_of(key: object, paths: list[KeyPath]) -> bool:
     try:
-        return keypath.parse(str(key), "scenario.sweep") in paths
+        return parse(str(key), "scenario.sweep") in paths
     except InputError:
         return False  # said when the sweep itself is checked
 
@@ -148,32 +150,23 @@ def points(scenario: Scenario) -> list[Point]:
 
 def _shown(value: Any) -> str | int | float | bool:
     """A swept value as a cell of a table: a mapping, a list or null as its text."""
-    return value if isinstance(value, str | int | float) else json.dumps(_mutable(value))
+    return value if isinstance(value, str | int | float) else json.dumps(plain(value))
 
 
 def _at(data: dict[str, Any], swept: dict[str, Any], label: str) -> Scenario:
-    changed = _mutable(data)
+    changed = plain(data)
     for key, value in swept.items():
         place = f"scenario.sweep.{key}"
-        parts = keypath.parse(key, place)
+        parts = parse(key, place)
         if parts[0] in {"sweep", "seeds", "name", "derived"} or parts[-1] == "name":
             raise InputError(place, f"{parts[-1]} cannot be swept: take it out")
         if parts == ("policies",):
             raise InputError(place, "the list of policies cannot be swept: list them all, or sweep policies[0].KEY")
-        keypath.assign(changed, parts, value, place)
+        assign(changed, parts, value, place)
     try:
         return check(changed, Path())
     except InputError as error:
         raise InputError("scenario.sweep", f"at {label[:200]}: {error}") from None
-
-
-def _mutable(data: Any) -> Any:
-    """A copy with lists for tuples, as a file has them."""
-    if isinstance(data, dict):
-        return {key: _mutable(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_mutable(item) for item in data]
-    return data
 
 
 def _label(swept: Mapping[str, Any]) -> str:

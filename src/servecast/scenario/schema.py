@@ -19,8 +19,8 @@ from servecast.scenario.sections import Described, Section, described, listed, o
 from servecast.workload import arrivals as arrival_processes
 from servecast.workload import fitting, rates
 from servecast.workload import lengths as length_laws
+from servecast.workload.lengths import RandomLengths
 from servecast.workload.traces.trace_file import TraceFile
-from servecast.workload.vllm_random import RandomLengths
 
 if TYPE_CHECKING:
     from servecast.policies import Policy

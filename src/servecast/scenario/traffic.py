@@ -10,8 +10,7 @@ from servecast.errors import InputError
 from servecast.scenario.schema import Empirical, EmpiricalLength, Pairs
 from servecast.workload import lengths as length_laws
 from servecast.workload.arrivals import Closed
-from servecast.workload.clients import ClosedLoop, HeldBack
-from servecast.workload.network import Remote
+from servecast.workload.clients import ClosedLoop, HeldBack, Remote
 from servecast.workload.servegen import read_servegen
 from servecast.workload.sessions import Conversations, Sessions, client_of
 from servecast.workload.synthetic import generate, generate_lengths

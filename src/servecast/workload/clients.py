@@ -1,20 +1,22 @@
-"""Who sends the requests, and when: an open loop, a client with a cap on requests in flight, a closed loop of users.
+"""Who sends the requests, and when: an open loop, a client with a cap on requests in flight, a closed loop of users,
+and any of them behind a network; the requests as columns, and what clients recorded of them.
 
 A client knows nothing of batches. The engine asks when the next request known now is due, takes it, and tells of each
-answer; only a closed loop and a capped client react to answers. Not modelled: network time, retries, time-outs.
+answer; only a closed loop and a capped client react to answers. Not modelled: retries, time-outs.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain, repeat
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from servecast.errors import InputError
 from servecast.requests import Request
 from servecast.workload.prefixes import PrefixIds, engine_blocks
 
@@ -136,6 +138,53 @@ class RequestColumns:
 
 def _taken(ids: Sequence[tuple[int, ...]], rows: NDArray[np.intp]) -> Sequence[tuple[int, ...]]:
     return ids.take(rows) if isinstance(ids, PrefixIds) else [ids[row] for row in rows.tolist()]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClientTimes:
+    """n answered requests in order of arrival; latencies count from the send, as the tools measure them.
+
+    arrival_s, sent_s : (n,) float64 [s] from the first arrival; sent later than arrival where the client held it back
+    prompt_tokens, output_tokens : (n,) int64 [tokens]
+    ttft_s, e2e_s : (n,) float64 [s] from sent_s
+    """
+
+    arrival_s: NDArray[np.float64]
+    sent_s: NDArray[np.float64]
+    prompt_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+    ttft_s: NDArray[np.float64]
+    e2e_s: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.ttft_s)
+
+    @property
+    def tpot_s(self) -> NDArray[np.float64]:
+        """Time per output token after the first, (E2E - TTFT) / (tokens - 1): (n,) [s]; NaN for a single token."""
+        after_first = self.output_tokens - 1
+        return np.where(after_first > 0, (self.e2e_s - self.ttft_s) / np.maximum(after_first, 1), np.nan)
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Arrival, lengths and times by name, without what follows from them."""
+        return {field.name: getattr(self, field.name) for field in fields(ClientTimes)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedRequests(ClientTimes):
+    """Measured requests, row by row the requests of the trace they come with.
+
+    A tool without a clock (llmperf, SGLang) leaves NaN for the times of arrival and sending; a latency that the file
+    does not have is NaN too.
+
+    itl_s : n tuples of gaps between tokens (chunks) [s], empty where unknown; None where the file has none
+    failed : requests of the file that failed, and are not among the rows
+    source : format of the file
+    """
+
+    itl_s: Sequence[tuple[float, ...]] | None
+    failed: int
+    source: str
 
 
 class Client(Protocol):
@@ -294,3 +343,44 @@ class ClosedLoop:
     def failed(self, request: Request, now: float) -> None:
         """A user whose request failed thinks and goes on."""
         self.answered(request, now)
+
+
+class Remote:
+    """Any client, ``uplink_s`` before the scheduler and ``downlink_s`` [s] behind it: a constant way there and back.
+
+    The client inside lives in its own time and never learns of the difference; the engine sees only what reaches it.
+    Left out: bandwidth, jitter, and a way that gets longer under load.
+
+    A cap on requests in flight belongs inside: it is the client who counts them. `send` gives the time at which the
+    request reaches the server; the client sent it ``uplink_s`` earlier. Raises InputError for a time that cannot be.
+    """
+
+    __slots__ = ("_client", "_downlink_s", "_uplink_s")
+
+    def __init__(self, client: Client, uplink_s: float, downlink_s: float) -> None:
+        for name, value in (("uplink_s", uplink_s), ("downlink_s", downlink_s)):
+            if not 0.0 <= value < float("inf"):
+                raise InputError(f"network.{name}", f"{value} is no way to go; give seconds, at least 0 and finite")
+        self._client = client
+        self._uplink_s = uplink_s
+        self._downlink_s = downlink_s
+
+    def __len__(self) -> int:
+        return len(self._client)
+
+    def next_send(self) -> float:
+        """When the next request known now reaches the scheduler [s]; inf when none is known."""
+        return self._client.next_send() + self._uplink_s
+
+    def send(self) -> tuple[Request, float]:
+        """That request, and when it reaches the scheduler [s]."""
+        request, sent_s = self._client.send()
+        return request, sent_s + self._uplink_s
+
+    def answered(self, request: Request, now: float) -> None:
+        """The client hears of the answer ``downlink_s`` after ``now`` [s]."""
+        self._client.answered(request, now + self._downlink_s)
+
+    def failed(self, request: Request, now: float) -> None:
+        """The client hears of the failure as late as of an answer."""
+        self._client.failed(request, now + self._downlink_s)

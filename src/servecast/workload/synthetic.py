@@ -12,7 +12,7 @@ import numpy as np
 
 from servecast.errors import InputError
 from servecast.workload.clients import LengthColumns, RequestColumns
-from servecast.workload.vllm_random import RandomLengths
+from servecast.workload.lengths import RandomLengths
 
 if TYPE_CHECKING:
     from servecast.workload.arrivals import Arrivals

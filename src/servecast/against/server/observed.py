@@ -13,8 +13,7 @@ import numpy as np
 
 from servecast import metrics
 from servecast.errors import InputError
-from servecast.workload.clients import RequestColumns
-from servecast.workload.recorded import ClientTimes
+from servecast.workload.clients import ClientTimes, RequestColumns
 from servecast.workload.traces.trace_file import FAILED, TraceFile
 
 if TYPE_CHECKING:

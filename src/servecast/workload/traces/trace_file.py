@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from servecast.errors import InputError
-from servecast.workload.clients import RequestColumns
+from servecast.workload.clients import RecordedRequests, RequestColumns
 from servecast.workload.prefixes import PrefixIds
-from servecast.workload.recorded import RecordedRequests
 from servecast.workload.shaping import Copies, as_it_is, at_rate, sessions_of
 from servecast.workload.traces import summaries
 from servecast.workload.traces.readers import PLAIN_READERS, READERS
