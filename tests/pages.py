@@ -11,9 +11,8 @@ from servecast.files import write_tables
 from servecast.plan.answer import BreakEven, Change, Option, Plan, Tokens
 from servecast.plan.basis import Basis, Rest
 from servecast.plan.uncertainty import Estimate
-from servecast.report import page as report_page
 from servecast.report import plan_files
-from servecast.report.plots import draw
+from servecast.report.run_page import run_page
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,11 +21,8 @@ HOSTILE = """<script>alert(1)</script>"'&`\u2013\u202e naïve 名前 {{ 7*7 }}""
 
 
 def write(results: toy.ToyResults, folder: Path) -> Path:
-    """Page and tables as `servecast.report.write` has them, without the figures' files, which take most of its time."""
-    plots = draw(results)
-    images = {plot.name: plot.png() for plot in plots if plot.name == "slots"}
-    tables = {"summary": results.summary, "requests": results.requests}
-    html = report_page.render(results, plots, images, write_tables(folder, results.scenario, tables))
+    """Page and summary as `servecast.report.write` has them."""
+    html = run_page(results, write_tables(folder, results.scenario, {"summary": results.summary}))
     (folder / "report.html").write_text(html, encoding="utf-8")
     return folder / "report.html"
 

@@ -102,11 +102,15 @@ def test_memory_is_measured_not_computed_and_says_where(calibration):
 
 
 def test_figures_are_drawn(calibration):
-    from servecast.report import validation_figures as figures
+    from servecast.report import device_charts
+    from servecast.report.charts.files import encoded
 
     found, _, _ = calibration
-    for plot in (figures.fitted(found), figures.roofline(found, SPEC)):
-        assert plot.png().startswith(b"\x89PNG")
+    for chart in (device_charts.fitted(found), device_charts.roofline(found, SPEC)):
+        assert encoded(chart, "png").startswith(b"\x89PNG")
+        points = [d for panel in chart.panels for each in panel.series for line in each.lines for d in line]
+        assert len(points) == len(chart.panels) * len(found.steps)
+        assert any(d.hollow for d in points) == (chart.name == "steps")
 
 
 def test_a_killed_run_goes_on_where_it_stopped(tmp_path):

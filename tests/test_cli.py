@@ -18,7 +18,7 @@ from servecast.cli import app as cli
 from servecast.cli import terminal
 from servecast.run.sweep import Progress
 
-HEAVY = ("torch", "pandas", "matplotlib", "scipy", "numpy", "yaml", "simpy", "joblib", "jinja2", "pyarrow")
+HEAVY = ("torch", "pandas", "resvg_py", "scipy", "numpy", "yaml", "simpy", "joblib", "jinja2", "pyarrow")
 
 SPLIT = "engine.tensor_parallel_size=3"
 TINY = """\

@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
 
 def test_calibrate_writes_profile_steps_facts_and_figures(folder):
     names = {p.name for p in folder.iterdir()}
-    assert names >= {"mine.yaml", "mine.json", "mine.steps.csv", "mine.steps.png", "mine.roofline.png"}
+    assert names >= {"mine.yaml", "mine.json", "mine.steps.csv", "mine.steps.svg", "mine.roofline.svg"}
 
 
 def validation(folder, gate):
@@ -64,7 +64,7 @@ def test_validate_says_whether_the_gates_were_met(folder, capsys):
     told = capsys.readouterr().out
     assert "1 of 1 gates met" in told
     assert "report: " in told
-    assert (folder / "out" / "small" / "README.md").is_file()
+    assert (folder / "out" / "small" / "report.html").is_file()
 
 
 @pytest.mark.parametrize("policy", ["static", "padded"])

@@ -14,14 +14,16 @@ from hypothesis import strategies as st
 from scipy import stats
 from serving import columns, latencies, serve
 
-from servecast.against.server import Comparison, command, compare, forecast, host, load
+from servecast.against.server import Comparison, command, forecast, host, load
 from servecast.against.server.forecast import Network
 from servecast.against.server.observed import Observed, recorded, same_requests
 from servecast.against.server.statistics import batch_means, ks_distance, tost
 from servecast.cli import app as cli
 from servecast.errors import InputError
 from servecast.policies import Continuous, Static
+from servecast.report import compare_words as words
 from servecast.report.compare_page import write
+from servecast.report.verdicts.compare import verdict
 from servecast.workload.clients import (
     ClientTimes,
     ClosedLoop,
@@ -337,8 +339,8 @@ def test_answers_of_one_token_have_no_tpot(tmp_path):
         requests.arrival_s, requests.sent_s, requests.prompt_tokens, np.ones(20, int), requests.ttft_s, requests.e2e_s
     )
     run = record(tmp_path / "run.csv", load(toy), requests=requests)
-    told = compare(toy, run, out=tmp_path)
-    assert "TPOT" not in str(told.verdict) and told.page.is_file()
+    found = command.compared(toy, run)
+    assert "TPOT" not in str(verdict(found)) and write(found, tmp_path).is_file()
     with pytest.raises(InputError, match="--host-steps"):
         command.compared(toy, run, host_from=run, host_steps=True)
 
@@ -371,8 +373,9 @@ def test_the_folder_holds_tables_figures_and_a_page(tmp_path):
     toy = scenario(tmp_path, cap=3, network="{uplink_s: 0.003, downlink_s: 0.002}")
     run = record(tmp_path / "run-vanilla.csv", load(toy))
     record(tmp_path / "run-patched.csv", load(toy), scale=1.01)
-    told = compare(toy, run, out=tmp_path / "results")
-    folder = told.page.parent
+    found = command.compared(toy, run)
+    page = write(found, tmp_path / "results", ("svg", "png"))
+    folder = page.parent
     assert {file.name for file in folder.iterdir()} >= {
         "summary.csv",
         "requests.csv.gz",
@@ -382,8 +385,10 @@ def test_the_folder_holds_tables_figures_and_a_page(tmp_path):
         "over-time.svg",
         "along.png",
     }
-    page = told.page.read_text()
-    assert told.verdict.headline in page and told.verdict.rest in page and "http" not in page
+    said = verdict(found)
+    html = page.read_text(encoding="utf-8")
+    assert f'<p class="verdict">{said.headline} <span>{said.rest}</span></p>' in html and "http" not in html
+    assert all('<figure class="chart' in html and f'id="{name}"' in html for name in ("distributions", "over-time"))
     import pandas as pd
 
     table = pd.read_csv(folder / "summary.csv")
@@ -398,8 +403,9 @@ def test_the_folder_holds_tables_figures_and_a_page(tmp_path):
     each = pd.read_csv(folder / "requests.csv.gz")
     assert len(each) == 240 and each["recorded_e2e_s"].notna().all() and "twin_ttft_s" in each
     assert "uplink_s: 0.003" in (folder / "scenario.yaml").read_text()
-    first = (folder / "report.html").read_bytes()
-    assert compare(toy, run, out=tmp_path / "results").page.read_bytes() == first
+    first = {file.name: file.read_bytes() for file in folder.iterdir()}
+    again = write(command.compared(toy, run), tmp_path / "results", ("svg", "png")).parent
+    assert {file.name: file.read_bytes() for file in again.iterdir()} == first
 
 
 def test_it_is_said_what_the_host_was_fitted_on(tmp_path):
@@ -409,22 +415,22 @@ def test_it_is_said_what_the_host_was_fitted_on(tmp_path):
         record(tmp_path / "run.csv", far, host_s=0.001),
         record(tmp_path / "other.csv", far, host_s=0.001, requests=traffic(seed=2)),
     )
-    told = compare(toy, run, out=None, host_from=other, host_steps=True)
+    found = command.compared(toy, run, host_from=other, host_steps=True)
     assert re.search(
         r"Fitted on the whole of other\.csv \(240 requests\): [56]\.\d\d ms .*, \d\.\d{3} ms of host time a step",
-        " ".join(told.lines),
+        " ".join(words.settings(found)),
     )
-    assert "judged" in " ".join(compare(toy, run, out=None, host_from=run).lines)
+    assert "judged" in " ".join(words.settings(command.compared(toy, run, host_from=run)))
 
 
 def test_what_is_shown_without_band_twin_or_network(tmp_path):
     toy = scenario(tmp_path)
     run = record(tmp_path / "run.csv", load(toy))
-    told = compare(toy, run, out=None, band=0)
-    assert told.page is None and told.tables[0].columns == ("", "recorded", "simulated", "error")
-    assert "open loop" in told.lines[0]
-    assert isinstance(command.compared(toy, run, band=0), Comparison)
-    write(command.compared(toy, run, band=0), tmp_path)
+    found = command.compared(toy, run, band=0)
+    assert isinstance(found, Comparison)
+    assert words.tables(found)[0].columns == ("", "recorded", "simulated", "error")
+    assert "open loop" in words.settings(found)[0]
+    assert write(found, tmp_path).is_file()
 
 
 def test_the_scenarios_own_trace_is_the_recording(tmp_path):
@@ -460,8 +466,8 @@ def test_a_named_recording_takes_the_place_of_the_traces_file_alone(tmp_path, mo
 def test_a_single_request_has_no_equivalence(tmp_path):
     toy = scenario(tmp_path)
     run = record(tmp_path / "run.csv", load(toy), requests=traffic(count=1))
-    told = compare(toy, run, out=tmp_path)
-    assert "Not shown to be: TTFT, TPOT, E2E." in told.verdict.details
+    found = command.compared(toy, run)
+    assert "Not shown to be: TTFT, TPOT, E2E." in verdict(found).details and write(found, tmp_path).is_file()
     with pytest.raises(InputError, match="nothing after its first third"):
         command.compared(toy, run, host_from=run)
 
@@ -575,10 +581,10 @@ def test_rows_that_a_recording_has_and_nobody_can_serve_are_told(tmp_path):
     ]
     requests, notes = recorded(run)
     assert len(requests) == 240 and [note for note in notes if "left out" in note] == said
-    lines = command.compare(toy, run, out=None, band=0.0).lines
+    lines = words.settings(command.compared(toy, run, band=0.0))
     assert [line for line in lines if "left out" in line] == [f"Recording: {each}." for each in said]
     other = record(tmp_path / "other.csv", load(toy), requests=traffic(seed=2))
-    beside = command.compare(toy, other, out=None, band=0.0, host_from=run).lines
+    beside = words.settings(command.compared(toy, other, band=0.0, host_from=run))
     assert [line for line in beside if "left out" in line] == [f"run.csv: {each}." for each in said]
 
 

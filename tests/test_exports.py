@@ -17,6 +17,7 @@ from servecast.errors import InputError
 from servecast.files import dumps, write
 from servecast.metrics import Slo
 from servecast.policies import POLICIES
+from servecast.report.charts.files import encoded, standalone
 from servecast.report.exports import (
     KINDS,
     llmd_report,
@@ -28,7 +29,7 @@ from servecast.report.exports import (
 )
 from servecast.report.exports.tokens import iteration_ends, token_gaps_by_request
 from servecast.report.exports.vllm_json import Answers, vllm_metrics
-from servecast.report.trace_figure import trace_figure
+from servecast.report.trace_chart import trace_chart
 from servecast.requests import Status
 from servecast.workload.clients import RequestColumns
 from servecast.workload.prefixes import PrefixIds
@@ -452,18 +453,23 @@ def test_the_figure_of_a_trace():
     columns = RequestColumns(
         np.arange(n) / 7, np.arange(n) % 900 + 1, np.arange(n) % 50 + 1, prefix_ids=ids, prefix_block_size=512
     )
-    plot = trace_figure(columns, "a trace")
-    assert plot.svg() == trace_figure(columns, "a trace").svg()
-    assert plot.png()[:4] == b"\x89PNG"
-    assert "3,000 requests, 7" in plot.caption
-    assert "an infinite prefix cache finds" in plot.caption
-    assert len(plot.figure.axes) == 4
+    chart = trace_chart(columns, "a trace")
+    assert standalone(chart) == standalone(trace_chart(columns, "a trace"))
+    assert encoded(chart, "png")[:4] == b"\x89PNG"
+    assert "3,000 requests, 7" in chart.caption
+    assert "an infinite prefix cache finds" in chart.caption
+    arrivals, lengths, found = chart.panels
+    width = arrivals.curves[0].x[1] - arrivals.curves[0].x[0]
+    assert sum(arrivals.curves[0].y[:-1]) * width == pytest.approx(n)
+    assert sum(int(dict(span.numbers)["requests"].replace(",", "")) for span in lengths.spans) == n
+    assert found.curves[0].y[-1] == pytest.approx(100 * (n - 40) / (2 * n))
 
 
 def test_the_figure_of_a_burst_without_prefixes():
     columns = RequestColumns(np.zeros(2), np.array([5, 7]), np.array([1, 1]), prefix_ids=[(), ()], prefix_block_size=16)
-    plot = trace_figure(columns, "burst")
-    assert plot.caption == "2 requests, all at once."
-    assert plot.png()[:4] == b"\x89PNG"
+    chart = trace_chart(columns, "burst")
+    assert chart.caption == "2 requests, all at once; no prefix ids."
+    assert [panel.title for panel in chart.panels] == ["Lengths"]
+    assert encoded(chart, "png")[:4] == b"\x89PNG"
     listed = replace(columns, prefix_ids=[(1,), (1,)])
-    assert "finds 58%" in trace_figure(listed, "burst").caption
+    assert "finds 58%" in trace_chart(listed, "burst").caption

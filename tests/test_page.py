@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 
 import servecast
 from servecast import report
-from servecast.report import evidence, page, sweep_charts
-from servecast.report.charts import Axis, Chart, Datum, Panel, Series, figure
+from servecast.report import evidence, sweep_charts
+from servecast.report.charts.figure import figure
 from servecast.report.charts.looks import DARK, LIGHT, MARKERS, PATHS, places
 from servecast.report.charts.scales import scale
-from servecast.report.told import MOST_POINTS, PER_GPU, USERS, frontier, gathered
+from servecast.report.charts.spec import Axis, Chart, Datum, Panel, Series
+from servecast.report.points import MOST_POINTS, PER_GPU, USERS, frontier, points_of
+from servecast.report.run_page import run_page
 from servecast.run.shown import view
 from servecast.scenario import check
 from servecast.text import number
@@ -49,7 +51,7 @@ class Read(HTMLParser):
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return report.write(pages.swept_results(), tmp_path_factory.mktemp("swept"))
+    return report.write(pages.swept_results(), tmp_path_factory.mktemp("swept"), ("svg", "png"))
 
 
 # ---- what it holds ------------------------------------------------------------------------------------------------
@@ -112,8 +114,8 @@ def test_tables_travel_in_the_page_as_they_stand_beside_it(swept: Path) -> None:
 def test_points_are_means_over_the_seeds_with_their_range(swept: Path) -> None:
     summary = pages.summary(swept)
     key = "workload.arrivals.rate_rps"
-    told = gathered(pages.swept_results())
-    chart = sweep_charts.throughput_latency(told, "")
+    told = points_of(pages.swept_results())
+    chart = sweep_charts.throughput_latency(told)
     assert chart is not None
     panel = chart.panels[0]
     assert isinstance(panel, Panel)
@@ -132,7 +134,7 @@ def test_points_are_means_over_the_seeds_with_their_range(swept: Path) -> None:
 def test_one_load_is_points_and_bars_and_no_curve(tmp_path: Path) -> None:
     html = pages.single(tmp_path).read_text(encoding="utf-8")
     assert "One load gives a point" in html
-    told = gathered(toy.chat_results(rates=(6,), requests=40))
+    told = points_of(toy.chat_results(rates=(6,), requests=40))
     cost, memory = sweep_charts.cost_curve(told, 2.5), sweep_charts.memory(told)
     assert cost is not None
     assert memory is not None
@@ -197,7 +199,7 @@ def test_the_frontier_is_what_nothing_beats_in_both(points: list[tuple[float, fl
 def test_tokens_of_a_gpu_count_every_gpu() -> None:
     results = toy.chat_results(rates=(3, 6), requests=20)
     results.summary = results.summary.assign(gpus=6)
-    table = gathered(results).table
+    table = points_of(results).table
     assert (table[PER_GPU] * 6).tolist() == pytest.approx(table["output_throughput_tps"].astype(float).tolist())
     assert (table[USERS] * table["tpot_p50_s"]).tolist() == pytest.approx([1.0] * len(table))
 
@@ -271,15 +273,15 @@ def test_things_of_different_names_are_not_joined() -> None:
         setattr(
             results, name, table.assign(device=table["device"].map({3: "a GPU of a very long name indeed", 12: "b"}))
         )
-    told = gathered(results)
-    curves, cost = sweep_charts.throughput_latency(told, ""), sweep_charts.cost_curve(told, None)
+    told = points_of(results)
+    curves, cost = sweep_charts.throughput_latency(told), sweep_charts.cost_curve(told, None)
     assert curves is not None
     assert cost is not None
     series = curves.panels[0].series  # type: ignore[union-attr]
     assert not any(each.joined for each in series)
     assert [datum.words for datum in series[0].lines[0]] == ["a GPU of a very long na…", "b"]
     assert len(cost.panels[0].bars) == 6  # type: ignore[union-attr]
-    assert "on toy-gpu" not in page.render(results, [], {}, [])
+    assert "on toy-gpu" not in run_page(results, [])
 
 
 def test_steps_stand_under_the_roof_of_their_own_device() -> None:
@@ -301,7 +303,7 @@ def test_each_tenant_has_a_row_with_its_own_targets(tmp_path: Path) -> None:
     ]
     data = {"name": "shared", "model": "llama-3.1-8b", "device": "h100-sxm", "policies": [{"kind": "continuous"}]}
     results = servecast.simulate(check({**data, "workload": {"tenants": tenants, "requests": 20}}, tmp_path))
-    html = page.render(results, [], {}, [])
+    html = run_page(results, [])
     (section,) = re.findall(r'<section id="tenants".*?</section>', html, re.DOTALL)
     assert "<td>chat</td><td>TTFT \u2264 500 ms</td>" in section
     assert "<td>&lt;b&gt;batch&lt;/b&gt;</td>" in section
@@ -324,7 +326,7 @@ def test_names_are_text_wherever_they_stand(make: Any, tmp_path: Path) -> None:
     known = {
         "class", "id", "viewbox", "role", "aria-label", "aria-hidden", "aria-pressed", "x", "y", "width", "height", "rx", "d",
         "transform", "tabindex", "data-s", "type", "href", "download", "scope", "lang", "charset", "name", "content", "hidden", "open",
-        "src", "alt", "data-label",
+        "data-label", "fill-opacity",
     }  # fmt: skip
     assert {name for _, attributes in read.tags for name in attributes} <= known
     assert any(pages.HOSTILE in str(entry.get("aria-label")) for entry in read.all("g"))
@@ -336,10 +338,10 @@ def test_names_are_text_wherever_they_stand(make: Any, tmp_path: Path) -> None:
 def test_a_large_sweep_has_a_page_that_can_be_mailed() -> None:
     results = pages.many(3000)
     assert len(results.summary) == 3000
-    told = gathered(results)
+    told = points_of(results)
     assert MOST_POINTS - 50 <= len(told.shown) <= MOST_POINTS
     assert set(frontier(told.table)) <= set(told.shown.index)
-    html = page.render(results, [], {}, ["summary.csv"])
+    html = run_page(results, ["summary.csv"])
     assert len(html.encode()) < LIMIT
     assert f"{len(told.shown):,} of 3,000 points are drawn" in html
     assert "The first 150 of 3,000 rows" in html

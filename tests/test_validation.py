@@ -21,7 +21,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from servecast.against.device import runs, speed  # noqa: E402
 from servecast.against.device.validate import validate  # noqa: E402
 from servecast.device import calibrate, grid, steps  # noqa: E402
-from servecast.report import validation_files as write  # noqa: E402
+from servecast.report.validation_page import write  # noqa: E402
+from servecast.report.validation_words import tables  # noqa: E402
 from servecast.report.verdicts.validate import verdict  # noqa: E402
 from servecast.specs import hf_config  # noqa: E402
 
@@ -115,7 +116,7 @@ def test_a_band_is_given_where_it_was_asked_for(found):
 def test_it_writes_tables_logs_figures_and_a_page(found, tmp_path):
     import pandas as pd
 
-    page = write.write(found, tmp_path)
+    page = write(found, tmp_path, ("svg", "png"))
     metrics = pd.read_csv(tmp_path / "metrics.csv")
     assert set(metrics["verdict"]) <= {
         compare.NOISE, compare.GATE, compare.TWICE_NOISE, compare.OUTSIDE, compare.UNGATED, compare.UNCLEAR
@@ -126,11 +127,13 @@ def test_it_writes_tables_logs_figures_and_a_page(found, tmp_path):
     assert (log["iterations"] == 1).all()
     for name in ("latencies-burst", "running-0_5"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    text = page.read_text()
-    assert "## 1. held-out shapes" in text
+        assert (tmp_path / f"{name}.svg").read_text(encoding="utf-8").startswith("<svg")
+    text = page.read_text(encoding="utf-8")
+    assert "<h2>1. held-out shapes" in text
+    assert 'id="at-latencies-burst"' in text
     assert "gates met" in text
     json.loads((tmp_path / "validation.json").read_text(), parse_constant=pytest.fail)
-    assert len(write.tables(found)) == 5
+    assert len(tables(found)) == 5
 
 
 def test_a_drift_makes_a_run_inconclusive_after_its_tries(folder, monkeypatch):
@@ -186,7 +189,7 @@ def test_a_batch_that_outgrows_the_memory_crashes_in_both(folder):
     for executed in case.executed:
         assert np.array_equal(executed.run.requests["status"], case.simulated.requests["status"])
         assert [e.requests for e in executed.run.oom] == [e.requests for e in case.simulated.oom]
-    runs_table = write.tables(found)[3]
+    runs_table = tables(found)[3]
     assert runs_table.rows[0][runs_table.columns.index("lost simulated")] == str(lost.sum())
 
 

@@ -13,6 +13,7 @@ import typer
 from servecast.cli import device as commands_device
 from servecast.cli import diff as commands_diff
 from servecast.cli import plan as commands_plan
+from servecast.cli.figures import Figures, forms
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
@@ -171,11 +172,12 @@ def run(
         str | None,
         typer.Option(metavar="DEVICE", help="Compute the steps on cpu, cuda or cuda:N instead, into OUT/executed."),
     ] = None,
+    figures: Figures = "",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document instead of tables, and nothing else.")
     ] = False,
 ) -> None:
-    """Simulate scenarios: tables, figures and a report for each.
+    """Simulate scenarios: tables and a page for each.
 
     With --json standard output is one document: schema_version, and for each scenario that was made its name, folder,
     report, verdict, notes, failures, and the rows of summary.csv and tenants.csv; what is not known is null.
@@ -203,7 +205,7 @@ def run(
     for name in names:
         if names.count(name) > 1:
             raise InputError("scenario.name", f"{name!r} is the name of two scenarios: they would share one folder")
-    kinds = tuple(kind.value for kind in export)
+    kinds, wanted = tuple(kind.value for kind in export), forms(figures)
     device = None if execute is None else commands_device.executing(execute, jobs)
     if device is not None and scheduler is not None:
         raise InputError("--execute", "a device computes here, not on a cluster: take out --backend and --scheduler")
@@ -212,7 +214,7 @@ def run(
         with cluster.chosen(backend.value, scheduler) as there:
             # Beside the forecast of the same name, so that the two can be compared.
             place = out if device is None else out / "executed"
-            how = Sitting(place, jobs, fresh, there, device, documents)
+            how = Sitting(place, jobs, fresh, there, device, documents, wanted)
             incomplete = [each.name for each in loaded if not _run_one(each, how, kinds)]
     finally:  # stopped on the way, what was made is told
         if documents:
@@ -227,6 +229,7 @@ class Sitting(NamedTuple):
     """How and where the runs of a scenario are made.
 
     documents : takes what is told of each scenario for --json; None where it is printed for people
+    figures : forms in which each chart is a file too
     """
 
     out: Path
@@ -235,6 +238,7 @@ class Sitting(NamedTuple):
     cluster: Cluster | None
     device: OnDevice | None
     documents: list[dict[str, Any]] | None = None
+    figures: tuple[str, ...] = ()
 
 
 def _run_one(scenario: Scenario, how: Sitting, exports: tuple[str, ...]) -> bool:
@@ -277,7 +281,7 @@ def _run_into(scenario: Scenario, how: Sitting, exports: tuple[str, ...], store:
         told = f"resumed: {results.resumed} of {made} runs were made before (--fresh makes all anew)"
         print(told, file=sys.stdout if how.documents is None else sys.stderr)
     placed = dataclasses.replace(results, scenario=seen_from((out / scenario.name).resolve(), results.scenario))
-    page = report.write(placed, out)
+    page = report.write(placed, out, how.figures)
     if how.documents is None:
         terminal.print_results(scenario, results)
         print(f"report: {page}")
@@ -449,6 +453,7 @@ def compare(
     host_steps: Annotated[
         bool, typer.Option("--host-steps", help="Fit host time on top of each step there too.")
     ] = False,
+    figures: Figures = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
 ) -> None:
     """Simulate a recorded run and say how far off that is.
@@ -463,28 +468,32 @@ def compare(
     """
     from servecast.against import server as comparison
     from servecast.cli import terminal
+    from servecast.report import compare_words as words
+    from servecast.report.compare_page import document, write
+    from servecast.report.verdicts.compare import verdict
 
-    told = comparison.compare(
+    wanted = forms(figures)
+    found = comparison.compared(
         scenario,
         recorded,
         overrides=_overrides(changes),
-        out=out,
         margin=margin,
         band=band,
         twin=twin,
         host_from=host_from,
         host_steps=host_steps,
     )
+    page = write(found, out, wanted)
     if as_json:
         from servecast.files import dumps
 
-        print(dumps(told.data()))
+        print(dumps(document(found, page)))
         return
-    for line in told.lines:
+    for line in words.settings(found):
         print(line)
-    terminal.print_tables(told.tables)
-    terminal.say_verdict(told.verdict)
-    print(f"report: {told.page}")
+    terminal.print_tables(words.tables(found))
+    terminal.say_verdict(verdict(found))
+    print(f"report: {page}")
 
 
 @app.command()
@@ -601,10 +610,11 @@ def _describe(
         print(f"written: {output}")
     if figure is not None:
         from servecast.files import write
-        from servecast.report.trace_figure import trace_figure
+        from servecast.report.charts.files import encoded
+        from servecast.report.trace_chart import trace_chart
 
-        plot = trace_figure(read.columns, Path(source.path).name)
-        write(figure, plot.svg() if figure.suffix == ".svg" else plot.png())
+        chart = trace_chart(read.columns, Path(source.path).name)
+        write(figure, encoded(chart, "svg" if figure.suffix == ".svg" else "png"))
         print(f"figure: {figure}")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from servecast.cli.figures import Figures, forms
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def calibrate(
     """
     calibrating = _device_module("calibrate")
     from servecast.cli import terminal
-    from servecast.report import validation_figures as figures
+    from servecast.report import device_charts
+    from servecast.report.charts.files import encoded
     from servecast.specs import catalogue
 
     spec = catalogue.model(model)
@@ -83,10 +85,10 @@ def calibrate(
     terminal.print_tables(told.tables)
     for note in told.notes:
         print(note)
-    for plot in (figures.fitted(found), figures.roofline(found, spec)):
-        path = output.with_suffix(f".{plot.name}.png")
+    for chart in (device_charts.fitted(found), device_charts.roofline(found, spec)):
+        path = output.with_suffix(f".{chart.name}.svg")
         try:
-            path.write_bytes(plot.png())
+            path.write_bytes(encoded(chart, "svg"))
         except OSError as error:
             raise InputError(str(path), f"cannot be written ({error.strerror}), but {output} is") from None
     print(f"profile: {output}; in a scenario: 'profile: ./{output.name}', from the scenario's own folder")
@@ -99,6 +101,7 @@ def validate(
     device: Device,
     out: Annotated[Path, typer.Option("--out", help="Folder for tables, figures and executed logs.")] = Path("results"),
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the workload instead of the file's.")] = None,
+    figures: Figures = "",
 ) -> None:
     """Execute each policy on the device, simulate it, and say how wrong the simulation was.
 
@@ -112,15 +115,16 @@ def validate(
     _device_module("executor")
     from servecast.against.device.validate import validate as run
     from servecast.cli import terminal
-    from servecast.report import validation_files as write
+    from servecast.report.validation_page import write
+    from servecast.report.validation_words import tables
     from servecast.report.verdicts.validate import verdict
 
     try:
         found = run(file, device, lambda made: _say(f"{made.made} of {made.total}: {made.last}"), seed)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted before the first run had ended: there is nothing to tell yet") from None
-    page = write.write(found, out / found.name)
-    terminal.print_tables(write.tables(found))
+    page = write(found, out / found.name, forms(figures))
+    terminal.print_tables(tables(found))
     terminal.say_verdict(verdict(found))
     print(f"report: {page}")
     if found.interrupted:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from servecast.cli.figures import Figures, forms
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def plan(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Simulate all anew; else what an earlier, stopped plan made is taken.")
     ] = False,
+    figures: Figures = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON and nothing else.")] = False,
 ) -> None:
     """Find the fewest GPUs that meet a goal, the highest load, the price of a million tokens, and how sure that is.
@@ -69,7 +71,7 @@ def plan(
             print(told, file=sys.stderr)
             raise typer.Exit(EXIT_INTERRUPTED) from None
         basis = basis_of(loaded, made)
-        page = write(made, results, basis)
+        page = write(made, results, basis, forms(figures))
     if made.resumed:
         told = f"resumed: {made.resumed} simulated loads were made before (--fresh makes all anew)"
         print(told, file=sys.stderr if as_json else sys.stdout)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from servecast.batch import Batch, OutOfMemory, StepShape, Wait, tally
 from servecast.policies.state import State
@@ -88,6 +88,7 @@ class ClosedBatch:
     respond : ``stream`` sends tokens as they come, ``batch_end`` all at the end of the batch
     """
 
+    closed: ClassVar[bool] = True  # no slot is refilled until the batch ends
     batch_size: int = 16
     max_wait_s: float = 0.5
     respond: Literal["stream", "batch_end"] = "stream"

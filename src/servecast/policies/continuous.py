@@ -56,6 +56,7 @@ class Continuous:
     """
 
     kind: ClassVar[str] = "continuous"
+    closed: ClassVar[bool] = False
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     enable_chunked_prefill: bool = True

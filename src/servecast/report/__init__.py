@@ -1,4 +1,4 @@
-"""The results folder: tables, figures and a self-contained page; and the same results in words.
+"""The results folder: tables and a self-contained page; and the same results in words.
 
 Nothing heavy is imported before `write` is called.
 """
@@ -12,24 +12,28 @@ from servecast.report.words import comparison_rows
 from servecast.run.results import Results, Roof
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 __all__ = ["Results", "Roof", "comparison_rows", "verdict", "write"]
 
 
-def write(results: Results, out: Path) -> Path:
+def write(results: Results, out: Path, figures: Sequence[str] = ()) -> Path:
     """Write ``out/<scenario name>/``, whole or not at all, in place of an earlier one; the path of ``report.html``.
+
+    figures : forms (``svg``, ``png``) in which each chart of the page is a file too
 
     Raises
     ------
     InputError : the folder cannot be written, the disk is full, or what is there holds no results
     """
     from servecast.files import replacing, write_tables
-    from servecast.report.page import render
-    from servecast.report.plots import draw
+    from servecast.report.charts.files import write_figures
+    from servecast.report.points import points_of
+    from servecast.report.run_page import drawn, run_page
+    from servecast.report.words import UNCALIBRATED
 
     target = out / str(results.scenario["name"])
-    plots = draw(results)
     with replacing(target) as folder:
         tables = {"summary": results.summary, "requests": results.requests, "decisions": results.decisions}
         if len(results.tenants):
@@ -37,9 +41,10 @@ def write(results: Results, out: Path) -> Path:
         if len(results.oom):
             tables["oom"] = results.oom
         names = write_tables(folder, results.scenario, tables)
-        images = {plot.name: plot.png() for plot in plots}
-        for plot in plots:
-            (folder / f"{plot.name}.png").write_bytes(images[plot.name])
-            (folder / f"{plot.name}.svg").write_bytes(plot.svg())
-        (folder / "report.html").write_text(render(results, plots, images, names), encoding="utf-8")
+        points = points_of(results)
+        if figures:
+            mark = "" if results.roof is None or results.roof.calibrated else f" ({UNCALIBRATED})"
+            charts = [chart for each in drawn(results, points) for chart in each.charts]
+            names += write_figures(folder, charts, figures, mark)
+        (folder / "report.html").write_text(run_page(results, names, points), encoding="utf-8")
     return target / "report.html"

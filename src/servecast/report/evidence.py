@@ -39,10 +39,10 @@ def trusted(profile: Mapping[str, Any] | None, *, calibrated: bool, device: str 
     )
 
 
-def assumed(scenario: Mapping[str, Any], told: str) -> str:
+def assumed(scenario: Mapping[str, Any], what: str) -> str:
     """The whole scenario, after a word on what it is."""
     return (
-        f"<p>{escape(told)}, every default written out (<code>scenario.yaml</code>):</p>"
+        f"<p>{escape(what)}, every default written out (<code>scenario.yaml</code>):</p>"
         '<div class="scenario"><pre tabindex="0" role="region" aria-label="scenario.yaml">'
         f"{escape(scenario_text(scenario))}</pre></div>"
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from servecast.report.charts import Axis, Bar, Bars, Chart, Datum, Line, Panel, Series
-from servecast.report.charts.spec import Key
+from servecast.report.charts.spec import Axis, Bar, Bars, Chart, Datum, Key, Line, Panel, Series
 from servecast.report.plan_tables import standing
 from servecast.report.plan_words import bounds, interval
 from servecast.text import BLANK, number, signed

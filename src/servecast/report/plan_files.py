@@ -14,11 +14,16 @@ from servecast.errors import InputError
 from servecast.files import SCENARIO, dumps, scenario_text, writing
 from servecast.files import write as write_whole
 from servecast.plan.basis import Basis
+from servecast.report.charts.files import write_figures
+from servecast.report.plan_charts import charts
 from servecast.report.plan_page import page as plan_page
+from servecast.report.plan_words import shortened
 from servecast.report.verdicts.plan import verdict
 from servecast.scenario import seen_from
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from servecast.plan.answer import Option, Plan
     from servecast.plan.uncertainty import Estimate
 
@@ -58,8 +63,11 @@ def text(plan: Plan, basis: Basis) -> str:
     return dumps(data, indent=1)
 
 
-def write(plan: Plan, folder: Path, basis: Basis | None = None) -> Path:
-    """Write the plan into ``folder``, with ``basis`` as what it rests on; the page."""
+def write(plan: Plan, folder: Path, basis: Basis | None = None, figures: Sequence[str] = ()) -> Path:
+    """Write the plan into ``folder``, with ``basis`` as what it rests on; the page.
+
+    figures : forms (``svg``, ``png``) in which each chart of the page is a file too
+    """
     with writing(folder):
         Path(os.path.realpath(folder)).mkdir(parents=True, exist_ok=True)  # a link may lead to what is not there yet
     basis = Basis() if basis is None else basis
@@ -69,6 +77,7 @@ def write(plan: Plan, folder: Path, basis: Basis | None = None) -> Path:
     write_whole(folder / "plan.json", text(plan, basis) + "\n")
     options = _csv(plan)
     write_whole(folder / "options.csv", options)
+    write_figures(folder, list(charts(shortened(plan)[0])), figures)
     page = folder / "plan.html"
     write_whole(page, plan_page(plan, options.encode(), basis))
     return page

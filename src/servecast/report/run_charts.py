@@ -1,4 +1,4 @@
-"""Charts of single runs, at the point that the verdict is about: latencies, waste, the roofline, time."""
+"""Charts of single runs, at the point that the verdict is about: latencies, waste, the roofline."""
 
 from __future__ import annotations
 
@@ -8,31 +8,42 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from servecast.report.charts.looks import places
-from servecast.report.charts.spec import Area, Axis, Bar, Bars, Chart, Datum, Key, Line, Marks, Panel, Part, Series
-from servecast.report.plots.roofline import sample
-from servecast.report.plots.shares import PARTS, parts_of
-from servecast.report.plots.timeline import MARKS, PANELS, buckets
+from servecast.report.charts.spec import Axis, Bar, Bars, Chart, Curve, Datum, Key, Line, Panel, Part, Series
+from servecast.report.words import UNCALIBRATED
 from servecast.run.shown import on_the_roof
-from servecast.text import number, seconds, share
+from servecast.text import listed, missing, number, seconds, share
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     import pandas as pd
 
+    from servecast.run.results import Roof
     from servecast.run.shown import View
 
-_TOLD_RANKS = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)
+_RANKS = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)  # percentiles that have tooltips
 _CURVE = 160  # points of a distribution's line
-_STEPS = 110  # told of each policy on the roofline, evenly spaced in busy time
-_MEANS = 110  # of time where means are drawn
-_MOMENTS = 40  # told of a timeline
+_STEPS = 110  # drawn of each policy on the roofline, evenly spaced in busy time
+
+#: Parts of a waste bar: label and look.
+PARTS = (
+    ("useful", "useful"),
+    ("recomputed after preemption", "recomputed"),
+    ("lost when memory ran out", "lost"),
+    ("padding", "padding"),
+    ("empty places of a closed batch", "idle"),
+)
 
 
-def latency_cdf(view: View, caption: str) -> Chart | None:
+def policy_keys(view: View) -> tuple[Key, ...]:
+    """The policies as entries of a legend."""
+    looks = places(view.policies, view.kinds)
+    return tuple(Key(policy, looks[policy]) for policy in view.policies)
+
+
+def latency_cdf(view: View) -> Chart | None:
     """Share of all requests answered within a time; lost requests keep a curve below 100 %."""
     done = view.requests[view.requests["status"] == "completed"]
-    looks = places(view.policies, view.kinds)
     panels: list[Panel | Bars] = []
     rows: list[tuple[str, ...]] = []
     for column, label, unit in (
@@ -40,88 +51,100 @@ def latency_cdf(view: View, caption: str) -> Chart | None:
         ("tpot_s", "time per output token [ms]", 1e3),
         ("e2e_s", "time to the last token [s]", 1.0),
     ):
-        if not done[column].notna().any():
-            continue
-        series = []
-        for policy in view.policies:
-            times = np.sort(view.of(done, policy)[column].dropna().to_numpy())
-            own = view.of(view.requests, policy)
-            counted = len(own) - int((own["status"] == "completed").sum()) + len(times)
-            if not len(times):
-                continue
-            ranks = [rank for rank in _TOLD_RANKS if rank / 100 * len(times) >= 0.5]
-            points = [_quantile(policy, times, rank, counted, unit, label) for rank in ranks]
-            rows += [
-                (policy, label.split(" [")[0], f"p{rank:g}", seconds(float(np.percentile(times, rank))))
-                for rank in ranks
-            ]
-            series.append(Series(policy, looks[policy], (_curve(times, counted, unit),), bare=True))
-            series.append(Series(policy, looks[policy], (tuple(points),), joined=False, quiet=True))
-        aim = view.slo.get(column)
-        lines = () if aim is None else (Line(f"target {seconds(float(aim))}", x=unit * float(aim)),)
-        y = Axis("requests answered within [%]", limits=(0.0, 103.0))
-        panels.append(Panel(Axis(label, log=True), y, tuple(series), lines=lines))
+        if done[column].notna().any():
+            panel, told = _distributions(view, done, column, label, unit)
+            panels.append(panel)
+            rows += told
     if not panels:
         return None
     heads = ("policy", "latency", "percentile of completed requests", "time")
-    return Chart(
-        "latency-cdf", "Latency distribution", caption, tuple(panels), heads, tuple(rows), _policies(view, looks)
-    )
+    caption = _cdf_caption(view, done)
+    return Chart("latency-cdf", "Latency distribution", caption, tuple(panels), heads, tuple(rows), policy_keys(view))
 
 
-def _curve(times: Any, counted: int, unit: float) -> tuple[Datum, ...]:
-    """The line alone: what is told of it are its percentiles."""
-    kept = np.unique(np.linspace(0, len(times) - 1, min(_CURVE, len(times))).astype(int))
-    return tuple(Datum(unit * float(times[at]), 100 * (at + 1) / counted, "", ()) for at in kept)
+def _distributions(
+    view: View, done: pd.DataFrame, column: str, label: str, unit: float
+) -> tuple[Panel, list[tuple[str, ...]]]:
+    """One latency of every policy, and its percentiles as rows."""
+    looks, series, curves = places(view.policies, view.kinds), [], []
+    rows: list[tuple[str, ...]] = []
+    for policy in view.policies:
+        times = np.sort(view.of(done, policy)[column].dropna().to_numpy())
+        if not len(times):
+            continue
+        own = view.of(view.requests, policy)
+        counted = len(own) - int((own["status"] == "completed").sum()) + len(times)  # a one-token answer has no TPOT
+        ranks = [rank for rank in _RANKS if rank / 100 * len(times) >= 0.5]
+        at = np.percentile(times, ranks).tolist()
+        points = tuple(
+            _quantile(f"{policy}, p{rank:g} of {len(times):,} completed", times, time, counted, unit, label)
+            for rank, time in zip(ranks, at, strict=True)
+        )
+        rows += [
+            (policy, label.split(" [")[0], f"p{rank:g}", seconds(time)) for rank, time in zip(ranks, at, strict=True)
+        ]
+        kept = np.unique(np.linspace(0, len(times) - 1, min(_CURVE, len(times))).astype(int))
+        curves.append(Curve(looks[policy], (unit * times[kept]).tolist(), (100 * (kept + 1) / counted).tolist()))
+        series.append(Series(policy, looks[policy], (points,), joined=False, quiet=True))
+    aim = view.slo.get(column)
+    lines = () if aim is None else (Line(f"target {seconds(float(aim))}", x=unit * float(aim)),)
+    y = Axis("requests answered within [%]", limits=(0.0, 103.0))
+    return Panel(Axis(label, log=True), y, tuple(series), lines=lines, curves=tuple(curves)), rows
 
 
-def _quantile(policy: str, times: Any, rank: float, counted: int, unit: float, label: str) -> Datum:
-    time = float(np.percentile(times, rank))
+def _quantile(name: str, times: Any, time: float, counted: int, unit: float, label: str) -> Datum:
     reached = 100 * float(np.searchsorted(times, time, side="right")) / counted
     numbers = ((label, number(unit * time, 4)), ("of all requests [%]", number(reached)))
-    return Datum(unit * time, reached, f"{policy}, p{rank:g} of {len(times):,} completed", numbers)
+    return Datum(unit * time, reached, name, numbers)
 
 
-def _policies(view: View, looks: Any) -> tuple[Key, ...]:
-    return tuple(Key(policy, looks[policy]) for policy in view.policies)
+def _cdf_caption(view: View, done: pd.DataFrame) -> str:
+    own = {policy: view.of(done, policy) for policy in view.policies}
+    parts = [f"{policy} {seconds(float(rows['ttft_s'].median()))}" for policy, rows in own.items() if len(rows)]
+    lost = [policy for policy, rows in own.items() if len(rows) < len(view.of(view.requests, policy))]
+    tail = f"; {listed(lost)} end below 100 %: requests without an answer" if lost else ""
+    return f"Half of the answers begin within: {', '.join(parts)}{tail}."
 
 
-def waste(view: View, caption: str) -> Chart | None:
+def waste(view: View) -> Chart | None:
     """Of all token places computed or held, the share that served somebody."""
     looks = places(view.policies, view.kinds)
-    bars, rows, used = [], [], set()
+    bars, rows, useful, used = [], [], {}, set()
     for policy in view.policies:
         row = view.row(policy)
         counts = parts_of(row)
-        total = sum(counts)
-        if not total:
+        if not (total := sum(counts)):
             continue
-        names = [label for label, _, _ in PARTS]
-        numbers = [
-            (name, f"{share(count / total)} ({count:,.0f})") for name, count in zip(names, counts, strict=True) if count
-        ]
-        timed = [
-            ("time lost to padding [s]", row["padding_waste_s"]),
-            ("time lost to idle slots [s]", row["slot_waste_s"]),
-        ]
+        useful[policy] = counts[0] / total
+        there = [(label, look, count) for (label, look), count in zip(PARTS, counts, strict=True) if count]
+        numbers = [(label, f"{share(count / total)} ({count:,.0f})") for label, _, count in there]
+        lost = (("padding", row["padding_waste_s"]), ("idle slots", row["slot_waste_s"]))
         numbers += [
-            (name, number(float(value), 4)) for name, value in timed if value is not None and value == value and value
+            (f"time lost to {what} [s]", number(float(value), 4))
+            for what, value in lost
+            if not missing(value) and value
         ]
-        used |= {place for place, count in enumerate(counts) if count}
-        parts = tuple(
-            Part(100 * count / total, PATTERNS[place], share(count / total))
-            for place, count in enumerate(counts)
-            if count
-        )
+        used |= {look for _, look, _ in there}
+        parts = tuple(Part(100 * count / total, look, share(count / total)) for _, look, count in there)
         bars.append(Bar(policy, (*numbers, ("token places in all", f"{total:,.0f}")), parts, look=looks[policy]))
-        rows.append((policy, f"{total:,.0f}", *(f"{count:,.0f}" for count in counts), share(counts[0] / total)))
+        rows.append((policy, f"{total:,.0f}", *(f"{count:,.0f}" for count in counts), share(useful[policy])))
     if not bars:
         return None
+    best, worst = max(useful, key=useful.__getitem__), min(useful, key=useful.__getitem__)
+    caption = f"{share(useful[best])} of what {best} computes or holds serves somebody"
+    if worst != best:
+        caption += f", of {worst} {share(useful[worst])}"
     panel = Bars(Axis("token places computed or held [%]", limits=(0.0, 100.5)), tuple(bars))
-    heads = ("policy", "in all", *(label for label, _, _ in PARTS), "useful share")
-    legend = tuple(Key(PARTS[place][0], PATTERNS[place]) for place in sorted(used))
-    note = _EMPTY if len(PARTS) - 1 in used else ""
-    return Chart("tokens", "Where the computed tokens went", caption, (panel,), heads, tuple(rows), legend, note=note)
+    return Chart(
+        "tokens",
+        "Where the computed tokens went",
+        f"{caption}.",
+        (panel,),
+        ("policy", "in all", *(label for label, _ in PARTS), "useful share"),
+        tuple(rows),
+        tuple(Key(label, look) for label, look in PARTS if look in used),
+        note=_EMPTY if "idle" in used else "",
+    )
 
 
 #: How the last part differs from ``slot_waste``, which is of slot time alone.
@@ -130,19 +153,25 @@ _EMPTY = (
     "token places, prompts among them. The table's idle slots are the same as a share of slot time, in which a prompt "
     "of a thousand tokens is one step: a larger share."
 )
-#: Looks of the parts of a waste bar, in the order of `PARTS`.
-PATTERNS = ("useful", "recomputed", "lost", "padding", "idle")
 
 
-def roofline(view: View, caption: str) -> Chart | None:
+def parts_of(row: Any) -> list[float]:
+    """Token places of one run, in the order of `PARTS`."""
+    recomputed = min(float(row["recomputed_tokens"]), float(row["useful_tokens"]))
+    lost = min(float(row["lost_tokens"]), float(row["useful_tokens"]) - recomputed)
+    useful = float(row["useful_tokens"]) - recomputed - lost
+    return [useful, recomputed, lost, float(row["padding_tokens"]), float(row["idle_slot_tokens"])]
+
+
+def roofline(view: View) -> Chart | None:
     """FLOP per byte against FLOP per second of steps, on the roof of the data sheet."""
     roof = view.roof
     if roof is None or "step_flops" not in view.decisions or not len(view.decisions):
         return None
     looks = places(view.policies, view.kinds)
-    series, rows, reach = [], [], [roof.ridge, roof.ridge]
+    series, rows, reach, bounds = [], [], [roof.ridge, roof.ridge], []
     for policy in view.policies:
-        steps = sample(view.of(view.decisions, policy), _STEPS)
+        steps = evenly_in_busy_time(view.of(view.decisions, policy), _STEPS)
         if not len(steps):
             continue
         intensity, reached = on_the_roof(steps)
@@ -150,16 +179,10 @@ def roofline(view: View, caption: str) -> Chart | None:
         points = tuple(map(partial(_step, policy), intensity, reached, steps.to_dict("records")))
         series.append(Series(policy, looks[policy], (points,), joined=False, small=True))
         bound = view.row(policy)["bandwidth_bound_fraction"]
-        rows.append(
-            (
-                policy,
-                number(float(np.median(intensity))),
-                number(float(np.median(reached))),
-                share(None if bound is None else float(bound)),
-            )
-        )
-    edge = [reach[0] / 2, roof.ridge, reach[1] * 3]
-    top = tuple((x, min(x * roof.bandwidth_Bps, roof.flops) / 1e12) for x in edge)
+        bounds += [] if missing(bound) else [f"{policy} {share(bound)}"]
+        medians = (number(float(np.median(intensity))), number(float(np.median(reached))))
+        rows.append((policy, *medians, share(None if bound is None else float(bound))))
+    top = tuple((x, min(x * roof.bandwidth_Bps, roof.flops) / 1e12) for x in (reach[0] / 2, roof.ridge, reach[1] * 3))
     ridge = Line(f"ridge {number(roof.ridge)} FLOP/byte", x=roof.ridge)
     panel = Panel(
         Axis("arithmetic intensity [FLOP per byte of weights and KV cache]", log=True),
@@ -170,9 +193,19 @@ def roofline(view: View, caption: str) -> Chart | None:
     )
     peaks = f"{roof.name}: {number(roof.flops / 1e12)} TFLOP/s, {number(roof.bandwidth_Bps / 1e12)} TB/s"
     heads = ("policy", "median FLOP per byte", "median TFLOP/s", "time bound by bandwidth")
-    legend = (*_policies(view, looks), Key(peaks, "strong"))
+    legend = (*policy_keys(view), Key(peaks, "strong"))
     note = f"Up to {_STEPS} decisions of each policy, evenly spaced in its busy time."
+    caption = _roof_caption(roof, bounds)
     return Chart("roofline", "Steps on the roofline", caption, (panel,), heads, tuple(rows), legend, note=note)
+
+
+def evenly_in_busy_time(decisions: pd.DataFrame, most: int) -> pd.DataFrame:
+    """At most so many decisions, evenly spaced in busy time."""
+    if len(decisions) <= most:
+        return decisions
+    busy = decisions["seconds"].to_numpy(float).cumsum()
+    at = np.searchsorted(busy, np.linspace(0, busy[-1], most, endpoint=False), side="right")
+    return decisions.iloc[np.unique(np.minimum(at, len(decisions) - 1))]
 
 
 def _step(policy: str, intensity: float, reached: float, step: Mapping[Any, Any]) -> Datum:
@@ -186,107 +219,10 @@ def _step(policy: str, intensity: float, reached: float, step: Mapping[Any, Any]
     return Datum(intensity, reached, f"{policy}, step at {seconds(step['start_s'])}", numbers)
 
 
-def timeline(view: View, caption: str) -> Chart | None:
-    """For each policy rows at work and KV memory over time, with every moment that memory was short (up to a limit)."""
-    seen = {*view.decisions["policy"], *view.oom["policy"]}
-    shown = [policy for policy in view.policies if policy in seen][:PANELS]
-    looks = places(view.policies, view.kinds)
-    panels: list[Panel | Bars] = []
-    keys = {"work": Key("rows at work (the policy's colour)", "work")}
-    rows = []
-    end = max(
-        (
-            float((part["start_s"] + part["seconds"]).max())
-            for policy in shown
-            if len(part := view.of(view.decisions, policy))
-        ),
-        default=1.0,
-    )
-    time = Axis("time [s]", limits=(0.0, end))
-    for policy in shown:
-        decisions = view.of(view.decisions, policy)
-        oom = view.of(view.oom, policy)["time_s"].to_numpy(float)
-        look, row = looks[policy], view.row(policy)
-        areas: tuple[Area, ...] = ()
-        held: tuple[Area, ...] = ()
-        told: tuple[Series, ...] = ()
-        if len(decisions):
-            live = decisions["useful_decode_rows"] + decisions["prefill_rows"]
-            times, slots = buckets(decisions, decisions["slots"], "mean", _MEANS)
-            _, working = buckets(decisions, live, "mean", _MEANS)
-            areas = (Area(look, times.tolist(), [0.0] * len(times), working.tolist()),)
-            if float((slots - working).max(initial=0.0)) > 1e-9:
-                keys["idle"] = Key("slots held by finished rows", "idle")
-                areas = (Area(look, times.tolist(), working.tolist(), slots.tolist(), idle=True), *areas)
-            at, blocks = buckets(decisions, 100 * decisions["kv_blocks"] / float(row["kv_blocks_total"]), "max")
-            held = (Area(look, at.tolist(), [0.0] * len(at), blocks.tolist(), pale=True),)
-            told = (_moments(policy, decisions, float(row["kv_blocks_total"]), look),)
-            rows += [(policy, *(value for _, value in datum.numbers)) for datum in told[0].lines[0]]
-        preempted = decisions.loc[decisions["preempted"] > 0, "start_s"].to_numpy(float)
-        marks = (_marked("preempted", preempted, policy), _marked("oom", oom, policy))
-        for mark in marks:
-            if mark.points:
-                keys[mark.look] = Key(mark.name, mark.look)
-        lines = (Line("", y=100.0, strong=True),)
-        rows_of = tuple(
-            Series(
-                each.name,
-                each.look,
-                tuple(tuple(d._replace(y=_value(d, "rows at work")) for d in line) for line in each.lines),
-                joined=False,
-                quiet=True,
-            )
-            for each in told
-        )
-        panels.append(Panel(time, Axis("rows", base=0.0), rows_of, title=policy, areas=areas, height=250))
-        panels.append(
-            Panel(
-                time,
-                Axis("KV memory [%]", limits=(0.0, 122.0)),
-                told,
-                title=policy,
-                areas=held,
-                lines=lines,
-                marks=marks,
-                height=250,
-            )
-        )
-    if not panels:
-        return None
-    legend = (*keys.values(), Key("KV capacity", "strong"))
-    heads = ("policy", "time [s]", "rows at work", "slots held", "KV memory [%]", "waiting")
-    return Chart("timeline", "Running rows and KV memory over time", caption, tuple(panels), heads, tuple(rows), legend)
-
-
-def _value(datum: Datum, label: str) -> float:
-    return float(dict(datum.numbers)[label].replace(",", ""))
-
-
-def _moments(policy: str, decisions: pd.DataFrame, total: float, look: int) -> Series:
-    """Decisions evenly spaced in time, as points that tell what was running."""
-    starts = decisions["start_s"].to_numpy(float)
-    wanted = np.linspace(starts[0], starts[-1], _MOMENTS)
-    chosen = decisions.iloc[np.unique(np.clip(np.searchsorted(starts, wanted, side="right") - 1, 0, None))]
-    points = []
-    for step in chosen.to_dict("records"):
-        filled = 100 * step["kv_blocks"] / total
-        numbers = (
-            ("time [s]", number(step["start_s"], 4)),
-            ("rows at work", f"{step['useful_decode_rows'] + step['prefill_rows']:,}"),
-            ("slots held", f"{step['slots']:,}"),
-            ("KV memory [%]", number(filled)),
-            ("waiting", f"{step['waiting']:,}"),
-        )
-        points.append(Datum(step["start_s"], filled, policy, numbers))
-    return Series(policy, look, (tuple(points),), joined=False, quiet=True)
-
-
-def _marked(look: str, times: Any, policy: str) -> Marks:
-    kept: Sequence[float] = (
-        times[np.unique(np.linspace(0, len(times) - 1, min(len(times), MARKS)).astype(int))] if len(times) else []
-    )
-    name = {"oom": "out of memory", "preempted": "preemption"}[look]
-    points = tuple(
-        Datum(float(time), 111.0, f"{policy}: {name}", (("time [s]", number(float(time), 4)),)) for time in kept
-    )
-    return Marks(look, 111.0, points, name)
+def _roof_caption(roof: Roof, bounds: list[str]) -> str:
+    tail = "the gap below the roof is what kernels and scheduling cost"
+    if not roof.calibrated:
+        tail = f"steps are priced by this roof itself ({UNCALIBRATED})"
+    if not bounds:
+        return f"{tail.capitalize()}."
+    return f"Left of the ridge memory bandwidth sets the pace: so it does for {', '.join(bounds)} of busy time; {tail}."

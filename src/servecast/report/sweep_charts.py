@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from servecast.report.charts.spec import Axis, Bar, Bars, Chart, Key, Line, Panel, Part, Series
-from servecast.report.told import PER_GPU, USERS, frontier
+from servecast.report.points import PER_GPU, USERS, frontier
 from servecast.report.words import targets
 from servecast.text import listed, number, seconds, share, short_key
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from servecast.report.told import Told
+    from servecast.report.points import Points
 
 
 _MOST_BARS = 40
 
 
-def throughput_latency(of: Told, caption: str) -> Chart | None:
+def throughput_latency(of: Points) -> Chart | None:
     """p99 TTFT and p99 TPOT over served requests per second, each with its target."""
     table = of.shown[of.shown["completed"] > 0]
     if not len(table):
@@ -58,7 +58,7 @@ def throughput_latency(of: Told, caption: str) -> Chart | None:
     return Chart(
         "throughput-latency",
         "Throughput against latency",
-        caption,
+        _throughput_words(of, table),
         tuple(panels),
         *of.rows(of.shown, columns),
         legend,
@@ -67,7 +67,17 @@ def throughput_latency(of: Told, caption: str) -> Chart | None:
     )
 
 
-def interactivity(of: Told) -> Chart | None:
+def _throughput_words(of: Points, table: pd.DataFrame) -> str:
+    best = table.iloc[int(table["request_throughput_rps"].to_numpy().argmax())]
+    strained = " (overloaded)" if best["overloaded"] > 0 else ""
+    caption = (
+        f"Right is more, down is sooner: {best['policy']} reaches the most, {number(best['request_throughput_rps'])} "
+        f"requests per second{strained} with p99 TTFT at {seconds(best['ttft_p99_s'])}"
+    )
+    return f"{caption}; a line that turns up is a full server." if of.keys and of.ordered else f"{caption}."
+
+
+def interactivity(of: Points) -> Chart | None:
     """What one user sees against what one GPU gives, with the Pareto frontier."""
     table = of.shown[of.shown[USERS].notna() & (of.shown[PER_GPU] > 0)]
     if not len(table):
@@ -117,7 +127,7 @@ def interactivity(of: Told) -> Chart | None:
     )
 
 
-def cost_curve(of: Told, price: float | None) -> Chart | None:
+def cost_curve(of: Points, price: float | None) -> Chart | None:
     """Dollars per million output tokens against the load; bars where there is one load only."""
     table = of.shown[of.shown["usd_per_mtok_output"].notna()]
     if not len(table):
@@ -170,7 +180,7 @@ def _cheapest(table: pd.DataFrame) -> Any:
     return table.iloc[int(table["usd_per_mtok_output"].astype(float).to_numpy().argmin())]
 
 
-def _price(of: Told, row: Any) -> Bar:
+def _price(of: Points, row: Any) -> Bar:
     cost = float(row["usd_per_mtok_output"])
     look = of.looks[row["policy"]]
     return Bar(
@@ -183,7 +193,7 @@ def _price(of: Told, row: Any) -> Bar:
     )
 
 
-def memory(of: Told) -> Chart | None:
+def memory(of: Points) -> Chart | None:
     """How much of the KV cache is taken, and what happens where it is too small: requests lost, or preempted."""
     table = of.shown[of.shown["kv_peak_fraction"].notna()]
     if not len(table):
@@ -220,14 +230,14 @@ def memory(of: Told) -> Chart | None:
             views.append(("lost", "oom_failed", Axis("requests lost to memory [%]", base=0.0), ()))
         if table["again"].any():
             views.append(("again", "preemptions", Axis("preemptions per request", base=0.0), ()))
-        for column, tell, axis, lines in views[:2]:
+        for column, shown, axis, lines in views[:2]:
             aside = tuple(
                 Line(str(row["policy"]), y=float(row[column]), right=True)
                 for _, row in table[table[x].isna()].iterrows()
                 if column == "filled"
             )
             panels.append(
-                Panel(Axis(label, base=0.0), axis, of.series(table, x, column, None, tell), lines=(*lines, *aside))
+                Panel(Axis(label, base=0.0), axis, of.series(table, x, column, None, shown), lines=(*lines, *aside))
             )
     return Chart(
         "memory",
@@ -241,13 +251,13 @@ def memory(of: Told) -> Chart | None:
     )
 
 
-def _curved(of: Told, table: pd.DataFrame) -> bool:
+def _curved(of: Points, table: pd.DataFrame) -> bool:
     """Whether points are drawn along an axis; else each has a bar: one load, or a few things of different names."""
     several = any((table["policy"] == policy).sum() > 1 for policy in of.policies)
     return several and (of.ordered or len(table) > _MOST_BARS)
 
 
-def _along(of: Told, table: pd.DataFrame) -> tuple[str | None, str]:
+def _along(of: Points, table: pd.DataFrame) -> tuple[str | None, str]:
     """What memory is drawn along: the first swept key that is a number, else the load; nothing with one point each."""
     if not _curved(of, table):
         return None, ""
@@ -260,7 +270,7 @@ def _along(of: Told, table: pd.DataFrame) -> tuple[str | None, str]:
     return "request_throughput_rps", "requests served per second"
 
 
-def _memory_words(of: Told, table: pd.DataFrame) -> str:
+def _memory_words(of: Points, table: pd.DataFrame) -> str:
     calm, short = [], []
     for policy in of.policies:
         rows = table[table["policy"] == policy]

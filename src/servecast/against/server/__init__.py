@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from servecast.against.server.command import compare
+from servecast.against.server.command import compared
 from servecast.against.server.compared import Comparison
 from servecast.against.server.forecast import Setting, load
 from servecast.against.server.host import Host
 from servecast.against.server.observed import Observed
 
-__all__ = ["Comparison", "Host", "Observed", "Setting", "compare", "load"]
+__all__ = ["Comparison", "Host", "Observed", "Setting", "compared", "load"]

@@ -1,18 +1,16 @@
-"""`servecast compare`: from a scenario and a recording to the comparison, its folder and what is printed of it."""
+"""From a scenario and a recording to the comparison."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING
 
 from servecast.against.server import host as hosts
 from servecast.against.server.compared import Comparison
 from servecast.against.server.forecast import Setting, forecast, load
 from servecast.against.server.observed import recorded, same_requests
 from servecast.errors import InputError
-from servecast.report import compare_words as words
-from servecast.report.verdicts.compare import verdict
 from servecast.run.extrapolation import farthest
 from servecast.scenario.serving import serving
 
@@ -24,62 +22,9 @@ if TYPE_CHECKING:
 
     from servecast.against.server.forecast import Forecast
     from servecast.against.server.observed import Observed
-    from servecast.report.verdicts import Verdict
-    from servecast.text import Table
 
 _TWINS = {"patched": "vanilla", "vanilla": "patched"}
 _TWIN = re.compile(r"-(patched|vanilla)(?=\.)")
-
-
-#: Of `Told.data`: goes up when a key is taken out, or means something else.
-SCHEMA_VERSION: Final = 1
-
-
-class Told(NamedTuple):
-    """What a comparison says on the terminal: lines of settings, tables, the verdict; and where the page is."""
-
-    lines: tuple[str, ...]
-    tables: tuple[Table, ...]
-    verdict: Verdict
-    page: Path | None
-    found: Comparison
-
-    def data(self) -> dict[str, Any]:
-        """The same for scripts; every row has every key, and what is not known is NaN or None."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "name": self.found.setting.scenario.name,
-            "folder": None if self.page is None else self.page.parent,
-            "report": self.page,
-            "verdict": str(self.verdict),
-            "notes": self.lines,
-            "rows": self.found.table.to_dict("records"),
-        }
-
-
-def compare(
-    scenario: str | Path,
-    recording: Path | None = None,
-    *,
-    overrides: Mapping[str, object] | None = None,
-    out: Path | None = Path("results"),
-    margin: float = 0.05,
-    band: float = 0.05,
-    twin: Path | None = None,
-    host_from: Path | None = None,
-    host_steps: bool = False,
-) -> Told:
-    """Simulate a recording and write and say how far off that is; ``out`` None writes nothing. See `compared`."""
-    found = compared(
-        scenario, recording, overrides=overrides, margin=margin, band=band, twin=twin, host_from=host_from,
-        host_steps=host_steps,
-    )  # fmt: skip
-    page = None
-    if out is not None:
-        from servecast.report.compare_page import write
-
-        page = write(found, out)
-    return Told(words.settings(found), words.tables(found), verdict(found), page, found)
 
 
 def compared(

@@ -1,10 +1,6 @@
-"""Charts of a page: what they show (`spec`), on which scales, and their drawing as inline SVG.
+"""Charts: what they show (`spec`), on which scales, and their one drawing as SVG, for pages and for files.
 
-Nothing here needs matplotlib or jinja2: pages of any layer can have them. The same `Chart` is drawn for files by
-`servecast.report.plots.charted`.
+This is servecast's own SVG and no plotting library: a page with some ten charts is about 0.5 MB (a script that draws,
+such as Vega-Lite's, alone is more), needs no network and no script, prints, and has tooltips for mouse, finger and
+keyboard; the same drawing with its style inside is the figure file.
 """
-
-from servecast.report.charts.figure import figure
-from servecast.report.charts.spec import Area, Axis, Bar, Bars, Chart, Datum, Line, Marks, Panel, Part, Series
-
-__all__ = ["Area", "Axis", "Bar", "Bars", "Chart", "Datum", "Line", "Marks", "Panel", "Part", "Series", "figure"]

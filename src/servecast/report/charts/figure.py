@@ -9,7 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from servecast.report.charts.looks import PATHS, marker
-from servecast.report.charts.svg import drawn
+from servecast.report.charts.svg import drawn, look_class
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,13 +21,13 @@ MOST_ROWS = 120  # of a table under a chart; the file has all of them
 
 def figure(chart: Chart) -> str:
     """The chart as ``<figure>``."""
-    lone = " lone" if len(chart.panels) == 1 else ""
+    arranged = " stacked" if chart.stacked else " lone" if len(chart.panels) == 1 else ""
     panels = "".join(
         drawn(panel, f"{chart.title}: {panel.title}" if panel.title else chart.title) for panel in chart.panels
     )
     note = f'<p class="quiet">{escape(chart.note)}</p>' if chart.note else ""
     return (
-        f'<figure class="chart{lone}" id="{escape(chart.name)}">'
+        f'<figure class="chart{arranged}" id="{escape(chart.name)}">'
         f"<figcaption><p>{escape(chart.caption)}</p>{_legend(chart.legend)}{note}</figcaption>"
         f'<div class="panels">{panels}</div>{_numbers(chart)}</figure>'
     )
@@ -40,29 +40,34 @@ def _legend(keys: Sequence[Key]) -> str:
 
 
 def _entry(key: Key) -> str:
-    """A button that puts its series out, or an explanation."""
+    """A button that hides its series, or an explanation."""
+    drawing = f'<svg class="swatch" viewBox="-9 -7 18 14" aria-hidden="true">{swatch(key)}</svg>{escape(key.name)}'
     if not isinstance(key.look, int):
-        return f"{_swatch(key.look)}{escape(key.name)}"
-    shape = f'<path class="m" d="{marker(key.look)}"/>'
-    swatch = f'<svg class="swatch l{key.look}" viewBox="-7 -7 14 14" aria-hidden="true">{shape}</svg>'
-    pressed = f'data-s="{key.look}" aria-pressed="true"'
-    return f'<button type="button" class="key" {pressed}>{swatch}{escape(key.name)}</button>'
+        return drawing
+    return f'<button type="button" class="key" data-s="{key.look}" aria-pressed="true">{drawing}</button>'
 
 
 _SHAPES = {
-    "oom": f'<path class="m oom" d="{PATHS["cross"]}"/>',
-    "preempted": f'<path class="m preempted" d="{PATHS["down"]}"/>',
-    "hollow": f'<path class="m hollow" d="{PATHS["circle"]}"/>',
-    "strong": '<path class="strong" d="M-7 0H7"/>',
+    "oom": f'<path class="m" d="{PATHS["cross"]}"/>',
+    "preempted": f'<path class="m" d="{PATHS["down"]}"/>',
+    "hollow": f'<path class="m" d="{PATHS["circle"]}"/>',
+    "strong": '<path class="strong" d="M-8 0H8"/>',
     "frontier": '<path class="band" d="M-3 2L3 -2"/>',
-    "aim": '<path class="aim" d="M-7 0H7"/>',
+    "aim": '<path class="aim" d="M-8 0H8"/>',
     "interval": '<path class="iv" d="M0 -6V6M-3 -6h6M-3 6h6"/>',
 }
 
 
-def _swatch(look: str) -> str:
-    shape = _SHAPES.get(look, f'<rect class="part {look}" x="-6" y="-5" width="12" height="10" rx="2"/>')
-    return f'<svg class="swatch" viewBox="-7 -7 14 14" aria-hidden="true">{shape}</svg>'
+def swatch(key: Key) -> str:
+    """What stands before an entry of a legend, around (0, 0)."""
+    if key.line is not None:
+        shape = f'<path class="line {key.line}" d="M-8 0H8"/>'
+    elif isinstance(key.look, int):
+        shape = f'<path class="m" d="{marker(key.look)}"/>'
+    else:
+        shape = _SHAPES.get(key.look, '<rect class="part" x="-6" y="-5" width="12" height="10" rx="2"/>')
+    own = key.look in ("strong", "aim")  # their line has the class itself
+    return shape if own else f'<g class="{look_class(key.look)}">{shape}</g>'
 
 
 def _numbers(chart: Chart) -> str:

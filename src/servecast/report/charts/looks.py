@@ -6,13 +6,14 @@ the page in light and dark (`tests/test_page.py` measures both); markers tell po
 
 from __future__ import annotations
 
+from importlib import resources
 from typing import TYPE_CHECKING
+
+from servecast.policies import POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: The first places belong to the kinds of policies.
-KINDS = ("static", "padded", "continuous")
 LIGHT = (
     "#c4700f",
     "#b8325e",
@@ -55,22 +56,50 @@ PATHS = {
 
 
 def places(policies: Sequence[str], kinds: Mapping[str, str] | None = None) -> dict[str, int]:
-    """The place in the palette of each policy: that of its kind for the first of a kind, a free one for the others.
+    """The place in the palette of each policy: kinds in the order of the registry, then whatever place is free.
 
-    kinds : kind by policy; where it is not given, the kind that a name begins with
+    The first policy of a kind has the place of its kind; a second one, and what is no kind, takes a free place.
+
+    kinds : kind by policy; where it is not given, the longest kind that a name begins with
     """
+    registry = list(POLICIES)
+    by_length = sorted(registry, key=len, reverse=True)
     found: dict[str, int] = {}
-    further = 0
+    others = []
     for policy in policies:
-        kind = (kinds or {}).get(policy) or next((name for name in KINDS if policy.startswith(name)), "")
-        if kind in KINDS and KINDS.index(kind) not in found.values():
-            found[policy] = KINDS.index(kind)
+        kind = (kinds or {}).get(policy) or next((name for name in by_length if policy.startswith(name)), "")
+        if kind in registry and registry.index(kind) not in found.values():
+            found[policy] = registry.index(kind)
         else:
-            found[policy] = len(KINDS) + further % (len(LIGHT) - len(KINDS))
-            further += 1
-    return found
+            others.append(policy)
+    free = range(len(registry), len(LIGHT))
+    found |= {policy: free[at % len(free)] for at, policy in enumerate(others)}
+    return {policy: found[policy] for policy in policies}
 
 
-def marker(place: int) -> str:
-    """The outline of the marker at a place."""
-    return PATHS[MARKERS[place % len(MARKERS)]]
+def marker(look: int | str) -> str:
+    """The outline of the marker of a look; what is no series has a circle."""
+    return PATHS[MARKERS[look % len(MARKERS)] if isinstance(look, int) else "circle"]
+
+
+def read(name: str) -> str:
+    """A file of the folder of templates."""
+    return resources.files("servecast.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def style() -> str:
+    """The style sheet of a page, with the palette of the charts for light and dark."""
+    values = {
+        "CHART_STYLE": read("chart.css"),
+        "SERIES_LIGHT": _variables(LIGHT),
+        "SERIES_DARK": _variables(DARK),
+        "SERIES_CLASSES": "\n".join(f".l{place} {{ --c: var(--s{place}); }}" for place in range(len(LIGHT))),
+    }
+    text = read("page.css")
+    for name, value in values.items():
+        text = text.replace(name, value)
+    return text
+
+
+def _variables(colours: tuple[str, ...]) -> str:
+    return " ".join(f"--s{place}: {colour};" for place, colour in enumerate(colours))

@@ -35,11 +35,8 @@ class Scale:
 
     def ticks(self, most: int) -> list[tuple[float, str]]:
         """At most so many ticks: value and label."""
-        values = (
-            _decades(self.low, self.high, most)
-            if self.log
-            else _even(self.low, self.high, most, least=1.0 if self.whole else 0.0)
-        )
+        low, high = sorted((self.low, self.high))
+        values = _decades(low, high, most) if self.log else _even(low, high, most, least=1.0 if self.whole else 0.0)
         return [(value, tick(value)) for value in values]
 
 

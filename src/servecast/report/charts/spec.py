@@ -1,4 +1,7 @@
-"""What a chart shows, without how it is drawn: panels of series of points, or of bars, and the table behind them."""
+"""What a chart shows, without how it is drawn: panels of points, curves and bars, and the table behind them.
+
+A *look* is a place in the palette (an int: colour and marker of a series) or the name of a style (``ink``, ``idle``).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ class Datum(NamedTuple):
 
     name : what it is, in a line; numbers : label and value of each number, as they are written
     low, high : ends of an interval in y
-    hollow : drawn as an outline: a server that does not keep up, or loses requests
+    hollow : drawn as an outline: a server that does not keep up, or a step that the fit has not seen
     words : drawn beside it
     """
 
@@ -31,6 +34,7 @@ class Datum(NamedTuple):
 class Axis(NamedTuple):
     """Label with its unit; ``limits`` None: as the data have it; a linear axis begins at ``base``, if given.
 
+    limits : the larger first: the axis runs downwards
     whole : of what is counted, so that half of one is no tick
     """
 
@@ -61,60 +65,96 @@ class Line(NamedTuple):
 class Series:
     """Points of one name, in order.
 
-    look : place in the palette: colour and marker
-    lines : each joined by a line, if ``joined``; the points of all of them are told
+    lines : each joined by a line, if ``joined``; all their points have tooltips
     stepped : the line has the height of a point from the one before up to it
     quiet : points have no marker until they are pointed at: there are too many
-    bare : a line alone, of which nothing is told
     small : points are many, and drawn so that they do not hide each other
     """
 
     name: str
-    look: int
+    look: int | str
     lines: tuple[tuple[Datum, ...], ...]
     joined: bool = True
     stepped: bool = False
     quiet: bool = False
-    bare: bool = False
     small: bool = False
 
 
-class Area(NamedTuple):
-    """The room between two heights over steps of time: ``times`` one longer than a step's heights or as long."""
+class Curve(NamedTuple):
+    """A line without tooltips.
 
-    look: int
-    times: Sequence[float]
+    style : "", "dashed", "dotted" or "broad"
+    stepped : each height holds until the next point
+    """
+
+    look: int | str
+    x: Sequence[float]
+    y: Sequence[float]
+    style: str = ""
+    stepped: bool = False
+
+
+class Area(NamedTuple):
+    """The room between two heights; each holds until the next of ``x``, unless ``slanted``.
+
+    low : empty: the polygon of ``x`` and ``high`` itself
+    """
+
+    look: int | str
+    x: Sequence[float]
     low: Sequence[float]
     high: Sequence[float]
-    idle: bool = False
     pale: bool = False
+    slanted: bool = False
+
+
+class Piece(NamedTuple):
+    """A stretch of a span: from x to x, in a look, as opaque as ``weight`` says, with words inside."""
+
+    begin: float
+    end: float
+    look: int | str
+    words: str = ""
+    weight: float = 1.0
+
+
+class Span(NamedTuple):
+    """A row of pieces between two heights with one tooltip: a request in its slot, a cell of a histogram."""
+
+    name: str
+    numbers: tuple[tuple[str, str], ...]
+    low: float
+    high: float
+    pieces: tuple[Piece, ...]
+    look: int | str
 
 
 class Marks(NamedTuple):
-    """Moments that matter: out of memory, preemption; drawn at one height."""
+    """Moments that matter."""
 
     look: str  # "oom" or "preempted"
-    y: float
     points: tuple[Datum, ...]
     name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One pair of axes."""
+    """One pair of axes; ``height`` in the units of the drawing, 520 of which are its width."""
 
     x: Axis
     y: Axis
     series: tuple[Series, ...] = ()
     title: str = ""
     lines: tuple[Line, ...] = ()
+    curves: tuple[Curve, ...] = ()
     areas: tuple[Area, ...] = ()
+    spans: tuple[Span, ...] = ()
     marks: tuple[Marks, ...] = ()
     height: int = 330
 
 
 class Part(NamedTuple):
-    """One part of a bar: its length, its look (a place in the palette, or the name of a pattern), words inside it."""
+    """One part of a bar: its length, its look, words inside it."""
 
     value: float
     look: int | str
@@ -146,24 +186,28 @@ class Bars:
     bars: tuple[Bar, ...]
     title: str = ""
     lines: tuple[Line, ...] = ()
-    dots: bool = False
 
 
 class Key(NamedTuple):
-    """An entry of a legend: of a series that can be put out (``look`` a number), or an explanation."""
+    """An entry of a legend: of series that can be hidden (``look`` a number), or an explanation.
+
+    line : the style of a `Curve` that stands in the entry instead of a marker or a patch
+    """
 
     name: str
     look: int | str
+    line: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure of the page.
+    """A figure of a page, and of a file.
 
     name : of its files and its place in the page; caption : the one line that says what it teaches
     heads, rows : the same numbers as a table, for eyes that do not read charts
-    csv : the table as a file; None where it is that of another chart
+    csv : the table as a file; None where it is that of ``heads`` and ``rows``
     legend : what the looks mean, series first
+    stacked : panels stand below each other, as wide as the figure
     """
 
     name: str
@@ -175,3 +219,4 @@ class Chart:
     legend: tuple[Key, ...] = ()
     csv: bytes | None = None
     note: str = ""
+    stacked: bool = False

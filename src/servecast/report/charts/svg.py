@@ -1,4 +1,5 @@
-"""A panel as inline SVG: coloured by the page's variables, so that light, dark and print follow.
+"""A panel as SVG. Colours come from the classes of ``templates/chart.css``, so that one drawing serves the page
+(light, dark, print) and the figure file, which holds its style itself (`servecast.report.charts.files`).
 
 Every point is an element with a marker, a name for screen readers and a ``<title>`` with all its numbers, which
 browsers show by themselves; ``charts.js`` turns it into a tooltip, and moves between points with the arrow keys.
@@ -11,60 +12,76 @@ from typing import TYPE_CHECKING
 
 from servecast.report.charts.looks import PATHS, marker
 from servecast.report.charts.scales import Scale, scale
-from servecast.report.charts.spec import Bars, Panel
+from servecast.report.charts.spec import Bars, Curve, Panel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from servecast.report.charts.spec import Area, Bar, Datum, Line, Marks, Series
+    from servecast.report.charts.spec import Area, Bar, Datum, Line, Marks, Series, Span
 
 WIDTH = 520
-_LEFT, _RIGHT, _BOTTOM = 58, 506, 50
-_TOP = 36
+_LEFT, _RIGHT, _BOTTOM, _TOP = 58, 506, 50, 36
 _LETTER = 8.2  # units that a letter may take on a phone, where text is largest
 _MARK = {"oom": PATHS["cross"], "preempted": PATHS["down"]}
 _WORDS = 300  # letters of a text in a chart: a name may be as long as somebody likes
+_BAR, _ROW, _LABEL = 22, 56, 17  # of horizontal bars: thickness, distance, height of the name above
 
 
-def drawn(panel: Panel | Bars, label: str) -> str:
-    """One ``<svg>``; ``label`` says to a screen reader what it shows."""
-    if isinstance(panel, Bars):
-        return _bars(panel, label)
-    return _axes(panel, label)
+def drawn(panel: Panel | Bars, label: str, frame: str = "") -> str:
+    """One ``<svg>``; ``label`` says to a screen reader what it shows, ``frame``: further attributes of the element."""
+    parts = _bars(panel) if isinstance(panel, Bars) else _axes(panel)
+    box = f"0 0 {WIDTH} {height(panel)}"
+    opened = f'<svg class="plot" viewBox="{box}" role="group" aria-label="{escape(label)}"{frame}>'
+    return "".join([opened, *parts, "</svg>"])
 
 
-def _axes(panel: Panel, label: str) -> str:
+def height(panel: Panel | Bars) -> int:
+    """Units from top to bottom."""
+    return _bars_top(panel) + _ROW * len(panel.bars) + _BOTTOM - 2 if isinstance(panel, Bars) else panel.height
+
+
+def look_class(look: int | str) -> str:
+    """The class of a look."""
+    return f"l{look}" if isinstance(look, int) else look
+
+
+def _axes(panel: Panel) -> Iterator[str]:
     top, bottom = _TOP + (20 if panel.title else 0), panel.height - _BOTTOM
-    data = [datum for series in panel.series for line in series.lines for datum in line]
-    x, y = _scales(panel, data, top, bottom)
-    parts = [_open(panel.height, label)]
+    x, y = _scales(panel, top, bottom)
     if panel.title:
-        parts.append(_text(0, 15, panel.title, "head"))
-    parts.append(_text(0, top - 20, panel.y.label, "axis"))
-    parts += _grid(x, y, top, bottom)
-    parts.append(_text((_LEFT + _RIGHT) / 2, panel.height - 8, panel.x.label, "axis mid"))
-    parts += [_area(area, x, y) for area in panel.areas]
-    parts += [_reference(line, x, y, top, bottom) for line in panel.lines]
-    parts += [_series(series, x, y) for series in panel.series]
-    parts += [_marks(marks, x, y) for marks in panel.marks if marks.points]
-    return "".join([*parts, "</svg>"])
+        yield _text(0, 15, panel.title, "head")
+    yield _text(0, top - 20, panel.y.label, "axis")
+    yield from _grid(x, y, bottom)
+    yield _text((_LEFT + _RIGHT) / 2, panel.height - 8, panel.x.label, "axis mid")
+    yield from (_area(area, x, y) for area in panel.areas)
+    yield from (_span(span, x, y) for span in panel.spans)
+    yield from (_reference(line, x, y, top, bottom) for line in panel.lines)
+    yield from (_curve(curve, x, y) for curve in panel.curves)
+    yield from (_series(series, x, y) for series in panel.series)
+    yield from (_marks(marks, x, y) for marks in panel.marks if marks.points)
 
 
-def _scales(panel: Panel, data: Sequence[Datum], top: float, bottom: float) -> tuple[Scale, Scale]:
-    marked = [datum.x for marks in panel.marks for datum in marks.points]
-    times = [time for area in panel.areas for time in (area.times[0], area.times[-1]) if len(area.times)]
-    through = [place for line in panel.lines for place in line.through]
-    wide = [*(datum.x for datum in data), *marked, *times, *(place[0] for place in through)]
-    wide += [line.x for line in panel.lines if line.x is not None]
+def _scales(panel: Panel, top: float, bottom: float) -> tuple[Scale, Scale]:
+    """Scales that hold all there is to draw."""
+    data = [datum for series in panel.series for line in series.lines for datum in line]
+    data += [datum for marks in panel.marks for datum in marks.points]
+    wide = [datum.x for datum in data]
     high = [end for datum in data for end in (datum.y, datum.low, datum.high) if end is not None]
-    high += [place[1] for place in through] + [line.y for line in panel.lines if line.y is not None]
-    high += [value for area in panel.areas for value in area.high]
-    exact = 0.0 if panel.areas else 0.06
-    return scale(panel.x, wide, _LEFT, _RIGHT, head=exact), scale(panel.y, high, bottom, top, head=0.08)
-
-
-def _open(height: float, label: str) -> str:
-    return f'<svg class="plot" viewBox="0 0 {WIDTH} {height:g}" role="group" aria-label="{escape(label)}">'
+    for line in panel.lines:
+        wide += [line.x] if line.x is not None else [x for x, _ in line.through]
+        high += [line.y] if line.y is not None else [y for _, y in line.through]
+    for curve in panel.curves:
+        wide += curve.x
+        high += curve.y
+    for area in panel.areas:
+        wide += area.x
+        high += [*area.high, *(area.low if area.slanted else ())]
+    for span in panel.spans:
+        wide += [end for piece in span.pieces for end in (piece.begin, piece.end)]
+        high += [span.low, span.high]
+    exact = 0.0 if panel.areas or panel.spans else 0.06
+    above = 0.0 if panel.spans else 0.08
+    return scale(panel.x, wide, _LEFT, _RIGHT, head=exact), scale(panel.y, high, bottom, top, head=above)
 
 
 def _text(x: float, y: float, words: str, classes: str) -> str:
@@ -72,11 +89,11 @@ def _text(x: float, y: float, words: str, classes: str) -> str:
     return f'<text x="{x:.4g}" y="{y:.4g}" class="{classes}">{escape(words)}</text>'
 
 
-def _grid(x: Scale, y: Scale, top: float, bottom: float) -> Iterator[str]:
-    rules = [f"M{_LEFT} {y(value):.1f}H{_RIGHT}" for value, _ in y.ticks(6)]
-    yield f'<path class="grid" d="{"".join(rules)}"/>'
+def _grid(x: Scale, y: Scale, bottom: float) -> Iterator[str]:
+    ticks = y.ticks(6)
+    yield f'<path class="grid" d="{"".join(f"M{_LEFT} {y(value):.1f}H{_RIGHT}" for value, _ in ticks)}"/>'
     yield f'<path class="base" d="M{_LEFT} {bottom}H{_RIGHT}"/>'
-    for value, words in y.ticks(6):
+    for value, words in ticks:
         yield _text(_LEFT - 8, y(value) + 4, words, "tick end")
     for value, words in x.ticks(6):
         yield f'<path class="base" d="M{x(value):.1f} {bottom}v4"/>'
@@ -102,36 +119,70 @@ def _reference(line: Line, x: Scale, y: Scale, top: float, bottom: float) -> str
 
 
 def _path(places: Iterable[tuple[float, float]], stepped: bool = False) -> str:
-    told: list[str] = []
-    for a, b in places:
-        if not told:
-            told.append(f"M{a:.1f} {b:.1f}")
-        else:
-            told.append(f"H{a:.1f}V{b:.1f}" if stepped else f"L{a:.1f} {b:.1f}")
-    return "".join(told)
+    """A polyline; stepped: each height holds until the next place."""
+    step = "H{:.1f}V{:.1f}" if stepped else "L{:.1f} {:.1f}"
+    return "".join((step if at else "M{:.1f} {:.1f}").format(a, b) for at, (a, b) in enumerate(places))
 
 
-def _stairs(places: Sequence[tuple[float, float]]) -> str:
-    return f"M{_LEFT} {places[0][1]:.1f}" + "".join(f"V{b:.1f}H{a:.1f}" for a, b in places)
+def _places(xs: Sequence[float], ys: Sequence[float], x: Scale, y: Scale) -> list[tuple[float, float]]:
+    return [(x(a), y(b)) for a, b in zip(xs, ys, strict=True)]
+
+
+def _grouped(look: int | str, inside: str) -> str:
+    hides = f' data-s="{look}"' if isinstance(look, int) else ""
+    return f'<g class="{look_class(look)}"{hides}>{inside}</g>'
+
+
+def _curve(curve: Curve, x: Scale, y: Scale) -> str:
+    path = _path(_places(curve.x, curve.y, x, y), curve.stepped)
+    return _grouped(curve.look, f'<path class="{f"line {curve.style}".strip()}" d="{path}"/>')
+
+
+def _area(area: Area, x: Scale, y: Scale) -> str:
+    """A filled curve; its upper edge is drawn where it is pale."""
+    upper = _places(area.x, area.high, x, y)
+    lower = _places(area.x, area.low, x, y) if area.low else []
+    if area.slanted:
+        back = "".join(f"L{a:.1f} {b:.1f}" for a, b in reversed(lower))
+    else:
+        back = "".join(f"V{b:.1f}H{a:.1f}" for a, b in reversed(lower))
+    path = _path(upper, not area.slanted)
+    edge = f'<path class="line thin" d="{path}"/>' if area.pale and not area.slanted else ""
+    return _grouped(area.look, f'<path class="{"pale" if area.pale else "area"}" d="{path}{back}Z"/>{edge}')
+
+
+def _span(span: Span, x: Scale, y: Scale) -> str:
+    top, bottom = sorted((y(span.low), y(span.high)))
+    parts = []
+    for piece in span.pieces:
+        begin, end = x(piece.begin), x(piece.end)
+        shade = "" if piece.weight == 1 else f' fill-opacity="{piece.weight:.2g}"'
+        parts.append(_rectangle(begin, top, end - begin, bottom - top, piece.look, shade))
+        if piece.words and end - begin > 0.8 * _LETTER * len(piece.words):
+            parts.append(_text((begin + end) / 2, (top + bottom) / 2 + 4, piece.words, f"inside {piece.look} mid"))
+    return f'<g class="pt span {look_class(span.look)}"{_titled(span.name, span.numbers)}{"".join(parts)}</g>'
+
+
+def _rectangle(x: float, y: float, width: float, tall: float, look: int | str, more: str = "") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.4):.1f}" height="{tall:.1f}"'
+    return f'<rect class="part {look_class(look)}" {place}{more}/>'
 
 
 def _series(series: Series, x: Scale, y: Scale) -> str:
-    parts = [f'<g class="l{series.look}" data-s="{series.look}">']
+    parts = []
     for line in series.lines:
         if series.joined and len(line) > 1:
             places = [(x(datum.x), y(datum.y)) for datum in line]
-            path = _stairs(places) if series.stepped else _path(places)
-            parts.append(f'<path class="line" d="{path}"/>')
-    for line in () if series.bare else series.lines:
-        for datum in line:
-            parts.append(
-                _point(datum, x, y, marker(series.look), "quiet" if series.quiet else "small" if series.small else "")
-            )
-    return "".join([*parts, "</g>"])
+            stairs = f"M{_LEFT} {places[0][1]:.1f}" + "".join(f"V{b:.1f}H{a:.1f}" for a, b in places)
+            parts.append(f'<path class="line" d="{stairs if series.stepped else _path(places)}"/>')
+    outline, classes = marker(series.look), "quiet" if series.quiet else "small" if series.small else ""
+    parts += [_point(datum, x, y, outline, classes) for line in series.lines for datum in line]
+    return _grouped(series.look, "".join(parts))
 
 
 def _point(datum: Datum, x: Scale, y: Scale, outline: str, classes: str = "") -> str:
     a, b = x(datum.x), y(datum.y)
+    size = " scale(.68)" if classes == "small" else ""
     classes = " ".join(word for word in ("pt", classes, "hollow" if datum.hollow else "") if word)
     interval = ""
     if datum.low is not None and datum.high is not None and datum.low < datum.high:
@@ -142,67 +193,42 @@ def _point(datum: Datum, x: Scale, y: Scale, outline: str, classes: str = "") ->
         left = a + 10 + _LETTER * len(datum.words) > WIDTH
         words = _text(-10 if left else 10, 4, datum.words, "note end" if left else "note")
     return (
-        f'<g class="{classes}" transform="translate({a:.1f} {b:.1f})"{told(datum.name, datum.numbers)}'
+        f'<g class="{classes}" transform="translate({a:.1f} {b:.1f}){size}"{_titled(datum.name, datum.numbers)}'
         f'{interval}<path class="m" d="{outline}"/>{words}</g>'
     )
 
 
-def told(name: str, numbers: Sequence[tuple[str, str]]) -> str:
+def _titled(name: str, numbers: Sequence[tuple[str, str]]) -> str:
     """The end of an opening tag, and a title: what an element is called, and every number of it."""
     every = "\n".join([name, *(f"{label}: {value}" for label, value in numbers)])
     short = "; ".join([name, *(f"{label} {value}" for label, value in numbers[:4])])
     return f' role="img" tabindex="0" aria-label="{escape(short)}"><title>{escape(every)}</title>'
 
 
-def _area(area: Area, x: Scale, y: Scale) -> str:
-    """A filled step curve; its upper edge is drawn where it is pale."""
-    upper = [(x(time), y(value)) for time, value in zip(area.times, area.high, strict=True)]
-    lower = [(x(time), y(value)) for time, value in zip(area.times, area.low, strict=True)]
-    back = "".join(
-        f"V{b:.1f}H{a:.1f}" for a, b in reversed(list(zip((p[0] for p in lower), _held(lower), strict=True)))
-    )
-    classes = "idle" if area.idle else "pale" if area.pale else "area"
-    edge = f'<path class="line thin" d="{_path(upper, stepped=True)}"/>' if area.pale else ""
-    return (
-        f'<g class="l{area.look}" data-s="{area.look}">'
-        f'<path class="{classes}" d="{_path(upper, stepped=True)}{back}Z"/>{edge}</g>'
-    )
-
-
-def _held(places: Sequence[tuple[float, float]]) -> list[float]:
-    """Heights on the way back: from each time to the next the height of the earlier one."""
-    return [b for _, b in places]
-
-
 def _marks(marks: Marks, x: Scale, y: Scale) -> str:
-    points = (_point(datum._replace(y=marks.y), x, y, _MARK[marks.look]) for datum in marks.points)
-    return f'<g class="{marks.look}">{"".join(points)}</g>'
+    return f'<g class="{marks.look}">{"".join(_point(datum, x, y, _MARK[marks.look]) for datum in marks.points)}</g>'
 
 
-_BAR, _ROW, _LABEL = 22, 56, 17
+def _bars_top(panel: Bars) -> int:
+    return 24 if panel.title else 4
 
 
-def _bars(panel: Bars, label: str) -> str:
-    top = 24 if panel.title else 4
-    bottom = top + _ROW * len(panel.bars) + 2
-    height = bottom + _BOTTOM - 4
+def _bars(panel: Bars) -> Iterator[str]:
+    top, tall = _bars_top(panel), height(panel)
+    bottom = tall - _BOTTOM + 4
     values = [end for bar in panel.bars for end in _ends(bar)] + [line.x for line in panel.lines if line.x is not None]
     room = 0.24 if any(bar.words for bar in panel.bars) else 0.02
     x = scale(panel.x, values, 4, _RIGHT, head=room)
-    parts = [_open(height, label)]
     if panel.title:
-        parts.append(_text(0, 14, panel.title, "head"))
+        yield _text(0, 14, panel.title, "head")
     ticks = x.ticks(6)
-    rules = "".join(f"M{x(value):.1f} {top}V{bottom}" for value, _ in ticks)
-    parts.append(f'<path class="grid" d="{rules}"/>')
+    yield f'<path class="grid" d="{"".join(f"M{x(value):.1f} {top}V{bottom}" for value, _ in ticks)}"/>'
     for value, words in ticks:
         half = _LETTER * len(words) / 2
-        parts.append(_text(min(max(x(value), half), WIDTH - 4 - half), bottom + 17, words, "tick mid"))
-    parts.append(_text((4 + _RIGHT) / 2, height - 6, panel.x.label, "axis mid"))
-    for place, bar in enumerate(panel.bars):
-        parts.append(_bar(bar, x, top + _ROW * place))
-    parts += [_reference(line, x, x, top, bottom) for line in panel.lines]
-    return "".join([*parts, "</svg>"])
+        yield _text(min(max(x(value), half), WIDTH - 4 - half), bottom + 17, words, "tick mid")
+    yield _text((4 + _RIGHT) / 2, tall - 6, panel.x.label, "axis mid")
+    yield from (_bar(bar, x, top + _ROW * place) for place, bar in enumerate(panel.bars))
+    yield from (_reference(line, x, x, top, bottom) for line in panel.lines)
 
 
 def _ends(bar: Bar) -> Iterator[float]:
@@ -214,50 +240,42 @@ def _ends(bar: Bar) -> Iterator[float]:
 def _bar(bar: Bar, x: Scale, top: float) -> str:
     """The name above, the bar below it, and words at its end."""
     middle = top + _LABEL + 6 + _BAR / 2
-    parts = [
-        f'<g class="pt bar l{bar.look}{" hollow" if bar.hollow else ""}" data-s="{bar.look}"',
-        told(bar.name, bar.numbers),
-        f'<rect class="hit" x="0" y="{top}" width="{WIDTH}" height="{_ROW - 4}"/>',
-        _text(4, top + _LABEL, _cut(bar.name), "name"),
-    ]
-    end = x(x.low)
-    if bar.parts:
-        reached = x.low
-        for part in bar.parts:
-            begin, end = x(reached), x(reached + part.value)
-            reached += part.value
-            if end - begin < 0.2:
-                continue
-            look = f"part l{part.look}" if isinstance(part.look, int) else f"part {part.look}"
-            parts.append(
-                f'<rect class="{look}" x="{begin:.1f}" y="{middle - _BAR / 2:.1f}" '
-                f'width="{max(end - begin - 1, 0.6):.1f}" height="{_BAR}" rx="2"/>'
-            )
-            if part.words and end - begin > 4 + _LETTER * len(part.words):
-                classes = f"inside {part.look if isinstance(part.look, str) else ''} mid"
-                parts.append(_text((begin + end) / 2, middle + 4.5, part.words, classes))
-    elif bar.value is not None:
-        end = x(bar.value)
-        if bar.low is not None and bar.high is not None:
-            low, high = x(bar.low), x(bar.high)
-            parts.append(f'<path class="iv wide" d="M{low:.1f} {middle:.1f}H{high:.1f}"/>')
-            end = max(end, high)
-        parts.append(
-            f'<g transform="translate({x(bar.value):.1f} {middle:.1f})"><path class="m" d="{marker(bar.look)}"/></g>'
-        )
-        end += 6
+    inside, end = _parts(bar, x, middle) if bar.parts or bar.value is None else _dot(bar, x, middle)
+    words = ""
     if bar.words:
         last = end + 8 + _LETTER * len(bar.words) > WIDTH
-        parts.append(
-            _text(
-                WIDTH - 4 if last else end + 8,
-                top + _LABEL if last else middle + 4.5,
-                bar.words,
-                "note end" if last else "note",
-            )
-        )
-    return "".join([*parts, "</g>"])
+        x_words, y_words = (WIDTH - 4, top + _LABEL) if last else (end + 8, middle + 4.5)
+        words = _text(x_words, y_words, bar.words, "note end" if last else "note")
+    name = bar.name if len(bar.name) <= 56 else f"{bar.name[:55]}…"
+    return (
+        f'<g class="pt bar {look_class(bar.look)}{" hollow" if bar.hollow else ""}" data-s="{bar.look}"'
+        f'{_titled(bar.name, bar.numbers)}<rect class="hit" x="0" y="{top}" width="{WIDTH}" height="{_ROW - 4}"/>'
+        f"{_text(4, top + _LABEL, name, 'name')}{inside}{words}</g>"
+    )
 
 
-def _cut(name: str, longest: int = 56) -> str:
-    return name if len(name) <= longest else f"{name[: longest - 1]}…"
+def _parts(bar: Bar, x: Scale, middle: float) -> tuple[str, float]:
+    """The parts of a bar one after the other, and where the last one ends."""
+    drawn_parts, reached, end = [], x.low, x(x.low)
+    for part in bar.parts:
+        begin, end = x(reached), x(reached + part.value)
+        reached += part.value
+        if end - begin < 0.2:
+            continue
+        drawn_parts.append(_rectangle(begin, middle - _BAR / 2, max(end - begin - 1, 0.6), _BAR, part.look, ' rx="2"'))
+        if part.words and end - begin > 4 + _LETTER * len(part.words):
+            classes = f"inside {part.look if isinstance(part.look, str) else ''} mid"
+            drawn_parts.append(_text((begin + end) / 2, middle + 4.5, part.words, classes))
+    return "".join(drawn_parts), end
+
+
+def _dot(bar: Bar, x: Scale, middle: float) -> tuple[str, float]:
+    """A marker with its interval, and where they end."""
+    assert bar.value is not None, "a bar without parts is a dot"
+    end, interval = x(bar.value), ""
+    if bar.low is not None and bar.high is not None:
+        low, high = x(bar.low), x(bar.high)
+        interval = f'<path class="iv wide" d="M{low:.1f} {middle:.1f}H{high:.1f}"/>'
+        end = max(end, high)
+    dot = f'<g transform="translate({x(bar.value):.1f} {middle:.1f})"><path class="m" d="{marker(bar.look)}"/></g>'
+    return interval + dot, end + 6

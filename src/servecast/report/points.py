@@ -1,4 +1,4 @@
-"""The points of a sweep as charts tell them: means over the seeds with their range, all numbers of each, and a table.
+"""The points of a sweep as charts show them: means over the seeds with their range, all numbers of each, and a table.
 
 Interactivity is 1 / TPOT in the median (output tokens per second that a user sees), against output tokens per second of
 each GPU: the Pareto frontier joins the points that no other beats in both.
@@ -46,13 +46,13 @@ def number_of(column: str) -> Metric:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Points:
     """The points of a sweep, ready for charts.
 
     table : a row a policy and point, means over the seeds, with `USERS` and `PER_GPU`
     ranges : low and high over the seeds by column, in the order of ``table``; empty with one seed
     shown : the rows that charts draw; all of them unless there are too many
-    ordered : whether a line between points means something (`ordered`)
+    ordered : whether a line between points means something (`_ordered`)
     """
 
     table: pd.DataFrame
@@ -76,11 +76,14 @@ class Told:
         return " ".join(parts)
 
     def datum(self, row: Any, x: float, y: float, column: str, unit: float | None, first: Sequence[str] = ()) -> Datum:
-        """One point: ``column`` times ``unit`` in y, without an interval where that is None; ``first``: told first."""
+        """One point: ``column`` times ``unit`` in y, without an interval where that is None.
+
+        first : columns whose numbers come first
+        """
         low = high = None
         if column in self.ranges and unit is not None:
             low, high = (unit * float(end[row.name]) for end in self.ranges[column])
-        words = "" if self.ordered else shortened(plain_value(row[self.keys[0]]))
+        words = "" if self.ordered else _cut(plain_value(row[self.keys[0]]))
         numbers = self.numbers(row, (*first, column))
         return Datum(x, y, self.name(row), numbers, low, high, bool(row["strained"]), words)
 
@@ -105,11 +108,11 @@ class Told:
         return tuple(keys)
 
     def series(
-        self, table: pd.DataFrame, x: str, y: str, unit: float | None = 1.0, tell: str | None = None
+        self, table: pd.DataFrame, x: str, y: str, unit: float | None = 1.0, shown: str | None = None
     ) -> tuple[Series, ...]:
         """A series a policy, a line for each value of the further swept keys.
 
-        ``y`` is drawn times ``unit``; None: it is made from the column ``tell``, and has no interval.
+        ``y`` is drawn times ``unit``; None: it is made from the column ``shown``, and has no interval.
         """
         made = []
         for policy in self.policies:
@@ -121,7 +124,7 @@ class Told:
             )
             lines = tuple(
                 tuple(
-                    self.datum(row, float(row[x]), (unit or 1.0) * float(row[y]), tell or y, unit, (x,))
+                    self.datum(row, float(row[x]), (unit or 1.0) * float(row[y]), shown or y, unit, (x,))
                     for _, row in part.iterrows()
                 )
                 for part in groups
@@ -151,17 +154,17 @@ class Told:
         return frame_csv(table[["policy", *self.keys, *columns]])
 
 
-def ordered(table: pd.DataFrame, keys: Sequence[str]) -> bool:
+def _ordered(table: pd.DataFrame, keys: Sequence[str]) -> bool:
     """Whether points follow each other as loads do, and not as names: the first swept key has numbers, if any."""
     return not keys or all(isinstance(value, (int, float)) for value in table[keys[0]].dropna().tolist())
 
 
-def shortened(name: str, longest: int = 24) -> str:
+def _cut(name: str, longest: int = 24) -> str:
     """A swept value as a word in a chart."""
     return name if len(name) <= longest else f"{name[: longest - 1]}…"
 
 
-def gathered(results: Results) -> Told:
+def points_of(results: Results) -> Points:
     """The points of all policies, where some request completed or was lost to memory."""
     summary = results.summary
     table = _with_rates(per_policy(summary))
@@ -171,8 +174,8 @@ def gathered(results: Results) -> Told:
     seeds = int(summary["seed"].nunique())
     ranges = _ranges(_with_rates(summary.copy()), keys) if seeds > 1 else {}
     looks = places(policies, results.kinds)
-    return Told(
-        table, keys, policies, looks, stated(results.scenario), ranges, _fewer(table), seeds, ordered(table, keys)
+    return Points(
+        table, keys, policies, looks, stated(results.scenario), ranges, _fewer(table), seeds, _ordered(table, keys)
     )
 
 

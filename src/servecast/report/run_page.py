@@ -1,0 +1,197 @@
+"""The page and the charts of a run or a sweep."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, NamedTuple
+
+from servecast.files import LARGE, frame_csv
+from servecast.metrics import WIDE, ranked
+from servecast.report import run_charts, sweep_charts, time_charts
+from servecast.report.charts.figure import download, figure, table
+from servecast.report.evidence import assumed, trusted
+from servecast.report.page import Page, Section, again, paragraph
+from servecast.report.points import Points, points_of
+from servecast.report.tenants import tenant_rows
+from servecast.report.trust import MEASURED, step_error
+from servecast.report.verdicts.run import verdict
+from servecast.report.words import comparison_rows, targets
+from servecast.run.judged import judged, per_policy
+from servecast.run.results import stated, swept
+from servecast.run.shown import view
+from servecast.text import missing, number, plain_value, seconds, short_key
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from servecast.report.charts.spec import Chart
+    from servecast.run.results import Results
+
+MOST_ROWS = 150  # of the table of policies
+LARGEST_FILE = 900_000  # bytes of a table that travels in the page; of a larger one the points of the charts do
+
+
+class Drawn(NamedTuple):
+    """Charts of one section of the page; ``single``: they show single runs."""
+
+    id: str
+    short: str
+    title: str
+    charts: tuple[Chart, ...]
+    single: bool = False
+
+
+def drawn(results: Results, points: Points | None = None) -> list[Drawn]:
+    """Every chart that has something to show, in the order in which people ask: how much, how fast for each, at what
+    price, and why."""
+    shown, points = view(results), points_of(results) if points is None else points
+    price = (results.scenario.get("cost") or {}).get("usd_per_gpu_hour")
+    made: list[tuple[str, str, str, tuple[Chart | None, ...], bool]] = [
+        ("served", "Throughput", "Throughput against latency", (sweep_charts.throughput_latency(points),), False),
+        ("latencies", "Latency", "How long requests wait", (run_charts.latency_cdf(shown),), True),
+        ("pace", "Interactivity", "Interactivity against throughput", (sweep_charts.interactivity(points),), False),
+        ("price", "Cost", "What a million tokens cost", (sweep_charts.cost_curve(points, price),), False),
+        ("room", "Memory", "Memory, and the cliff", (sweep_charts.memory(points),), False),
+        ("waste", "Waste", "Where the computed tokens went", (run_charts.waste(shown), time_charts.slots(shown)), True),
+        ("roof", "Roofline", "Steps on the roofline", (run_charts.roofline(shown),), True),
+        ("time", "Timeline", "Running rows and KV memory over time", (time_charts.timeline(shown),), True),
+    ]
+    return [
+        Drawn(place, short, title, kept, single)
+        for place, short, title, charts, single in made
+        if (kept := tuple(chart for chart in charts if chart is not None))
+    ]
+
+
+def run_page(results: Results, files: Sequence[str], points: Points | None = None) -> str:
+    """The page as HTML. ``files``: tables written beside it; ``points``: of the sweep, if they were made already."""
+    points = points_of(results) if points is None else points
+    scenario, name = results.scenario, str(results.scenario["name"])
+    calibrated = results.roof is None or results.roof.calibrated
+    executed = (scenario.get("derived") or {}).get("executed_on")
+    best, tiles = _tiles(results)
+    error = MEASURED if executed else step_error(results.profile, calibrated=calibrated)
+    return Page(
+        name=name,
+        title=f"{name}: batching policies compared",
+        kicker=f"Executed on {executed}, not forecast," if executed else "Serving forecast",
+        verdict=verdict(results.summary, stated(scenario), calibrated=calibrated),
+        about=_about(results, points),
+        uncalibrated=not calibrated,
+        best=best,
+        tiles=tiles,
+        notes=[error, *results.notes],
+        sections=[
+            _compared(results, points),
+            *([_tenants(results)] if len(results.tenants) else []),
+            *_charts(results, points),
+            Section("trust", "Errors", "How far to trust it", _trust(results, calibrated, executed)),
+            Section("assumed", "Assumptions", "What is assumed", assumed(scenario, "The scenario as it ran")),
+            _again(results, files, executed),
+        ],
+    ).html()
+
+
+def _about(results: Results, points: Points) -> str:
+    """Model, hardware, targets."""
+    roof, varied = results.roof, set(points.keys)
+    model = "several models" if "model" in varied else results.scenario.get("model")
+    on = f" on {roof.name}" if roof and varied.isdisjoint(("device", "profile")) else ""
+    aims = targets(stated(results.scenario))
+    return f"{model}{on}{f', targets {aims}' if aims else ''}"
+
+
+def _compared(results: Results, points: Points) -> Section:
+    rows = [_breakable(row) for row in comparison_rows(results.summary)]
+    summary, note = _summary_file(results, points)
+    html = _table(rows[:MOST_ROWS], "The policies compared", "compared")
+    if len(rows) > MOST_ROWS:
+        html += paragraph(f"The first {MOST_ROWS} of {len(rows):,} rows: summary.csv has all of them.", "quiet")
+    means = f"Means over {points.seeds} seeds. " if points.seeds > 1 else ""
+    html += f'<div class="numbers">{summary}</div>{paragraph(means + note, "quiet") if means or note else ""}'
+    words = "".join(f"<dt>{escape(each.label)}</dt><dd>{escape(each.text)}</dd>" for each in ranked())
+    every = _table(comparison_rows(results.summary, WIDE)[:MOST_ROWS], "All metrics")
+    html += f'<details><summary>All metrics, and what each is</summary>{every}<dl class="words">{words}</dl></details>'
+    return Section("compared", "Policies", "The policies compared", html)
+
+
+def _tenants(results: Results) -> Section:
+    words = paragraph("What each tenant got, judged by its own targets.", "quiet")
+    return Section("tenants", "Tenants", "Tenants", words + _table(tenant_rows(results.tenants)[:MOST_ROWS], "Tenants"))
+
+
+def _charts(results: Results, points: Points) -> list[Section]:
+    shown = view(results)
+    where = paragraph(f"Of single runs, at {shown.reason}: {shown.where}.", "quiet") if shown.where else ""
+    return [
+        Section(each.id, each.short, each.title, (where if each.single else "") + "".join(map(figure, each.charts)))
+        for each in drawn(results, points)
+    ]
+
+
+def _trust(results: Results, calibrated: bool, executed: str | None) -> str:
+    if executed:
+        return (
+            paragraph(f"Nothing here is forecast: {executed} computed every step, and its times were measured.")
+            + "<p><code>servecast validate</code> says how far a forecast of the same scenario is off.</p>"
+        )
+    return trusted(results.profile, calibrated=calibrated, device=results.roof.name if results.roof else None)
+
+
+def _again(results: Results, files: Sequence[str], executed: str | None) -> Section:
+    line = f"servecast run scenario.yaml{f' --execute {executed}' if executed else ''}"
+    same = "Steps take what the device then takes." if executed else "The same inputs give the same bytes."
+    more = paragraph(f"{same} Tables of more than {LARGE:,} rows are Parquet instead of CSV.")
+    only = "As vllm bench serve has them. Only completed requests enter latencies and throughput. "
+    return again(line, files, more, only + _window(results))
+
+
+def _tiles(results: Results) -> tuple[str, list[tuple[str, str]]]:
+    """The policy that the verdict leads with, and its key figures: value and label."""
+    summary = results.summary
+    best = judged(per_policy(summary)).rows.iloc[0]
+    if not best["completed"]:
+        return "", []
+    at = [f"{short_key(key)} {plain_value(best[key])}" for key in swept(summary) if not missing(best[key])]
+    tiles = [(str(best["policy"]), f"judged at {', '.join(at)}" if at else "serves best")]
+    good, served = best["goodput_rps"], best["request_throughput_rps"]
+    tiles.append(
+        (number(served), "requests/s served") if missing(good) else (number(good), "requests/s within the targets")
+    )
+    times = (("ttft_p99_s", "p99 time to first token"), ("tpot_p50_s", "median time per output token"))
+    tiles += [(seconds(float(best[column])), label) for column, label in times if not missing(best[column])]
+    if not missing(best["usd_per_mtok_output"]):
+        tiles.append((f"${number(float(best['usd_per_mtok_output']))}", "per million output tokens"))
+    return ", ".join([str(best["policy"]), *at]), tiles
+
+
+def _summary_file(results: Results, points: Points) -> tuple[str, str]:
+    """``summary.csv`` as a file that travels in the page, and what a reader should know of it."""
+    data = frame_csv(results.summary)
+    if len(data) <= LARGEST_FILE:
+        return download("summary.csv", data), ""
+    columns = [each.name for each in ranked() if each.name in points.shown]
+    part = download("summary-points.csv", points.csv(points.shown, columns))
+    return part, (
+        f"summary.csv ({len(data) / 1e6:.1f} MB) is too large to travel in the page: the file here has the points of "
+        "the charts, means over the seeds."
+    )
+
+
+def _table(rows: Sequence[Mapping[str, str]], label: str, classes: str = "") -> str:
+    return table(tuple(rows[0]), [tuple(row.values()) for row in rows], label, classes)
+
+
+def _breakable(row: dict[str, str]) -> dict[str, str]:
+    """A row whose first heads may break where a word could: names of policies with their parameters are long."""
+    return {head.replace("_", "_\u200b"): value.replace("/", "/\u200b") for head, value in row.items()}
+
+
+def _window(results: Results) -> str:
+    warmup, cooldown = results.scenario.get("warmup_s"), results.scenario.get("cooldown_s")
+    if warmup is None and cooldown is None:
+        return "All numbers are of the whole run, from the clock's zero to the last answer, ramp and drain included."
+    return (
+        f"All numbers are of the steady window from {warmup or 0:g} s to {cooldown or 0:g} s before the last arrival: "
+        "requests by their arrival, tokens by their emission."
+    )
