@@ -11,9 +11,10 @@ from folders import folder, seeds
 from scipy import stats
 from typer.testing import CliRunner
 
-from servecast.against.result.difference import difference
+from servecast.against.result import difference
 from servecast.cli import diff as commands_diff
 from servecast.errors import InputError
+from servecast.report.differences import by_metric
 
 METRIC = "ttft_p99_s"
 
@@ -33,19 +34,22 @@ def test_one_common_seed_of_several_is_no_comparison(tmp_path):
     [change] = found.changes
     expected = stats.ttest_ind(after, before, equal_var=False).confidence_interval(0.9)
     assert (change.low, change.high) == (pytest.approx(expected.low), pytest.approx(expected.high))
-    assert (change.before, change.after, change.seeds) == (pytest.approx(1.1), pytest.approx(1.8), 3)
+    assert (change.before.value, change.after.value, change.seeds) == (pytest.approx(1.1), pytest.approx(1.8), 3)
     assert change.verdict == "worse"
     [note] = found.notes
-    assert note.startswith(f"Fewer than two common seeds ({a} has 0 to 2; {b} has 2 to 4): all are compared")
+    assert note.startswith(
+        f"Seeds differ at 1 of 1 policies and points (like 0 to 2 in {a} and 2 to 4 in {b}): fewer than two in common"
+    )
 
 
 def test_seeds_that_only_one_has_are_told(tmp_path):
     a, b = two(tmp_path, seeds([1.0, 2.0, 3.0]), seeds([2.1, 3.1, 9.0, 9.0], first=1))
     found = difference(a, b)
     assert found.changes[0].seeds == 2
-    assert found.notes == (f"Compared by the common seeds (1 and 2) alone; left out: 0 of {a} and 3 and 4 of {b}.",)
+    like = f"(like 0 to 2 in {a} and 1 to 4 in {b})"
+    assert found.notes == (f"Seeds differ at 1 of 1 policies and points {like}: compared by the common seeds alone.",)
     backwards = difference(b, a)
-    assert backwards.notes == (f"Compared by the common seeds (1 and 2) alone; left out: 3 and 4 of {b} and 0 of {a}.",)
+    assert f"1 to 4 in {b} and 0 to 2 in {a}" in backwards.notes[0]
 
 
 def test_a_single_seed_is_held_against_the_same_seed(tmp_path):
@@ -53,14 +57,14 @@ def test_a_single_seed_is_held_against_the_same_seed(tmp_path):
     found = difference(a, b)
     [change] = found.changes
     assert (change.verdict, change.low, change.seeds) == ("same", None, 1)
-    assert found.notes[0] == f"Compared by the common seeds (0) alone; left out: 1 and 2 of {b}."
+    assert found.notes[0].endswith(f"(like 0 in {a} and 0 to 2 in {b}): compared by the common seeds alone.")
 
 
 def test_where_only_some_points_lack_seeds_it_is_said_of_how_many(tmp_path):
     rows = seeds([1.0, 2.0], x=1) + seeds([1.0, 2.0], x=2)
     a, b = two(tmp_path, rows, rows + seeds([3.0], first=2, x=2))
     [note] = difference(a, b).notes
-    assert note.endswith(f"left out: 2 of {b}. At 1 of 2 policies and points.")
+    assert note.startswith(f"Seeds differ at 1 of 2 policies and points (like 0 and 1 in {a} and 0 to 2 in {b}): ")
     assert not difference(a, a).notes
 
 
@@ -68,13 +72,11 @@ def test_a_seed_without_a_value_on_one_side_is_told(tmp_path):
     a, b = two(tmp_path, seeds([1.0, 2.0, 3.0, 4.0]), seeds([1.0, math.nan, 3.0, math.inf]))
     found = difference(a, b)
     assert found.changes[0].seeds == 2
-    assert found.notes == (
-        f"Left out, because one side alone has a value: {METRIC} of continuous, seed 1; {METRIC} of continuous, seed 3.",
-    )
+    assert found.notes == (f"Left out, because one side alone has a value: {METRIC} of continuous, seed 1; 2 in all.",)
     many = folder(tmp_path / "c", [row for at in range(5) for row in seeds([1.0, 1.0, math.nan], x=at)])
     whole = folder(tmp_path / "d", [row for at in range(5) for row in seeds([1.0, 1.0, 1.0], x=at)])
     [note] = difference(many, whole).notes
-    assert note.endswith("x=2, seed 2 and 2 more.")
+    assert note.endswith("continuous, x=0, seed 2; 5 in all.")
 
 
 # --- rows and values -------------------------------------------------------------------------------------------------
@@ -132,7 +134,7 @@ SMALL, LARGE = ({"kind": "static", "batch_size": size, "name": None} for size in
 
 
 def after(found) -> list[tuple[str, float]]:
-    return [(change.policy, change.after) for change in found.changes]
+    return [(change.subject, change.after.value) for change in found.changes]
 
 
 def test_renamed_policies_belong_together_by_their_parameters(tmp_path):
@@ -146,7 +148,7 @@ def test_renamed_policies_belong_together_by_their_parameters(tmp_path):
     )
     found = difference(a, b)
     assert after(found) == [("static batch_size=4", 1.0), ("static batch_size=8", 2.0)]
-    assert set(found.verdicts.values()) == {"same"}
+    assert set(by_metric(found).values()) == {"same"}
     assert found.notes[:2] == (
         "big is held against static batch_size=8, which has the same parameters.",
         "small one is held against static batch_size=4, which has the same parameters.",

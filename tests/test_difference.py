@@ -12,9 +12,13 @@ from folders import folder, seeds
 from typer.testing import CliRunner
 
 from servecast import report
-from servecast.against.result.difference import METRICS, _interval, difference
+from servecast.against.result import difference
+from servecast.against.result.runs import interval
 from servecast.cli import diff as commands_diff
 from servecast.errors import InputError
+from servecast.metrics import ranked
+from servecast.report import differences
+from servecast.report.verdicts.diff import verdict as verdict_on
 from servecast.run.sweep import simulate
 from servecast.scenario import check
 from servecast.text import BLANK
@@ -66,7 +70,7 @@ def test_more_is_better_of_a_throughput_and_neither_of_others(tmp_path, metric, 
 def test_the_paired_interval_is_the_textbook_one():
     """n = 5, differences 1..5: mean 3, sd 1.5811, t(0.95, 4) = 2.1318."""
     a = np.array([5.0, 1.0, 4.0, 2.0, 3.0])
-    low, high = _interval(a, a + np.arange(1, 6), paired=True)
+    low, high = interval(a, a + np.arange(1, 6), paired=True)
     assert (low, high) == (pytest.approx(3 - 2.1318 * 0.70711, rel=1e-4), pytest.approx(3 + 2.1318 * 0.70711, rel=1e-4))
 
 
@@ -79,7 +83,7 @@ def test_without_a_common_seed_it_is_welchs(tmp_path):
     change = only(a, b)
     assert (change.low, change.high) == (pytest.approx(expected.low), pytest.approx(expected.high))
     assert change.seeds == 3
-    assert _interval(np.ones(2), np.ones(2), paired=False) == (0, 0)
+    assert interval(np.ones(2), np.ones(2), paired=False) == (0, 0)
 
 
 def test_intervals_cover_as_often_as_they_say():
@@ -87,7 +91,7 @@ def test_intervals_cover_as_often_as_they_say():
     hits = 0
     for _ in range(1000):
         noise = rng.normal(0, 1, 5)
-        low, high = _interval(noise, noise + rng.normal(0.3, 0.5, 5), paired=True)
+        low, high = interval(noise, noise + rng.normal(0.3, 0.5, 5), paired=True)
         hits += low <= 0.3 <= high
     assert hits / 1000 == pytest.approx(0.9, abs=0.03)
 
@@ -95,7 +99,7 @@ def test_intervals_cover_as_often_as_they_say():
 def test_only_common_seeds_count(tmp_path):
     a, b = folder(tmp_path / "a", seeds([1, 2, 3], first=1)), folder(tmp_path / "b", seeds([2, 3, 9, 9], first=2))
     change = only(a, b)
-    assert (change.before, change.after, change.seeds) == (2.5, 2.5, 2)
+    assert (change.before.value, change.after.value, change.seeds) == (2.5, 2.5, 2)
 
 
 # --- which belong together -------------------------------------------------------------------------------------------
@@ -108,20 +112,20 @@ def test_points_are_paired_by_policy_and_swept_values_in_any_order(tmp_path):
     ]
     more = [{**row, METRIC: row[METRIC] * 2} for row in reversed(rows)] + [{**rows[0], "x.rate_rps": 4}]
     found = difference(folder(tmp_path / "a", rows), folder(tmp_path / "b", more))
-    assert [(c.policy, c.point, c.after / c.before) for c in found.changes] == [
+    assert [(c.subject, c.point, c.after.value / c.before.value) for c in found.changes] == [
         ("s", "rate_rps=1", 2),
         ("s", "rate_rps=2", 2),
         ("c", "", 2),
     ]
     assert any("1 of 4 policies and points are in" in note for note in found.notes)
-    assert found.verdicts[METRIC].startswith("worse at 3 of 3; most +100 %")
+    assert differences.by_metric(found)[METRIC].startswith("worse at 3 of 3; most +100 %")
 
 
 def test_a_policy_with_another_label_is_held_against_the_one_that_is_left(tmp_path):
     a = folder(tmp_path / "a", seeds([1.0]) + seeds([1.0], "static batch_size=4"))
     b = folder(tmp_path / "b", seeds([1.0]) + seeds([3.0], "static batch_size=8"))
     found = difference(a, b)
-    assert [change.after for change in found.changes] == [1, 3]
+    assert [change.after.value for change in found.changes] == [1, 3]
     assert "static batch_size=8 is held against static batch_size=4." in found.notes
 
 
@@ -178,10 +182,10 @@ def test_keys_that_differ_are_told_and_where_a_file_stands_does_not_count(tmp_pa
 def test_a_single_point_is_a_table_of_metrics(tmp_path):
     a = folder(tmp_path / "a", [{"policy": "c", "seed": s, METRIC: 1.0, "preemptions": 0} for s in (1, 2)])
     b = folder(tmp_path / "b", [{"policy": "c", "seed": s, METRIC: 1.5, "preemptions": 2 * s} for s in (1, 2)])
-    [table] = difference(a, b).tables()
+    [table] = differences.tables(difference(a, b))
     assert table.rows == (
-        (METRIC, "c", "", "1", "1.50", "+50 %", "+50 % to +50 %", "worse"),
-        ("preemptions", "c", "", "0", "3", "+3", "-3.31 to +9.31", "unclear"),
+        (METRIC, "c", "1", "1.50", "+50 %", "+50 % to +50 %", "worse"),
+        ("preemptions", "c", "0", "3", "+3", "-3.31 to +9.31", "unclear"),
     )
 
 
@@ -191,24 +195,26 @@ def test_many_points_are_a_verdict_a_metric(tmp_path):
         for values in ((1, 1, 1), (1, 0.5, 3))
     )
     found = difference(folder(tmp_path / "a", before), folder(tmp_path / "b", after, note="y" * 99))
-    keys, verdicts = found.tables()
+    keys, verdicts = differences.tables(found)
     assert keys.rows == (("note", BLANK, "y" * 57 + "..."),)
     assert verdicts.rows == ((METRIC, "worse at 1, better at 1, same at 1 of 3; most +200 % (continuous, x=3)"),)
-    assert [table.title for table in found.tables(points=True)] == [
+    assert [table.title for table in differences.tables(found, points=True)] == [
         "scenario keys that differ",
         "what changed from A to B",
-        "each point",
+        "each change",
     ]
     assert "One seed" in found.notes[-1]
     same = difference(tmp_path / "a", tmp_path / "a")
-    assert same.verdicts == {METRIC: "same"}
+    assert differences.by_metric(same) == {METRIC: "same"}
+    assert str(verdict_on(same)) == "From A to B none of 1 metrics changed beyond chance."
+    assert str(verdict_on(found)).startswith("From A to B 1 worse and 1 better of 1 metrics. ")
     assert same.keys == ()
 
 
 def test_neither_better_nor_worse_has_no_most(tmp_path):
     rows = [seeds([1, 2], x=1) + seeds([1, 2], x=2), seeds([1, 2], x=1) + seeds([0, 3], x=2)]
     a, b = (folder(tmp_path / str(at), row) for at, row in enumerate(rows))
-    assert difference(a, b).verdicts == {METRIC: "unclear at 1, same at 1 of 2"}
+    assert differences.by_metric(difference(a, b)) == {METRIC: "unclear at 1, same at 1 of 2"}
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -250,12 +256,14 @@ def test_real_results_before_and_after_a_change(tmp_path, app):
     assert {"request_throughput_rps": "worse", METRIC: "worse", "tpot_p50_s": "better"}.items() <= {
         change.metric: change.verdict for change in found.changes
     }.items()
-    assert {change.metric for change in found.changes} == set(METRICS)
+    assert {change.metric for change in found.changes} == {each.name for each in ranked() if each.form != "text"}
     shown = CliRunner().invoke(app, ["diff", str(a), str(b)]).stdout
     for said in ("policies[0].max_num_seqs", "90 % interval", "ttft_p99_s", "worse"):
         assert said in shown
     told = json.loads(CliRunner().invoke(app, ["diff", str(a), str(b), "--json"]).stdout)
-    assert told["verdicts"] == found.verdicts
+    assert told["verdicts"] == differences.by_metric(found)
+    assert told["verdict"] == str(verdict_on(found))
+    assert str(verdict_on(found)) in " ".join(shown.split())
     assert {"key": "policies[0].max_num_seqs", "a": 64, "b": 4} in told["keys"]
     again = CliRunner().invoke(app, ["diff", str(a), str(a)]).stdout
     assert "better" not in again

@@ -10,12 +10,13 @@ import pages
 import pytest
 from test_cli import command
 
-from servecast.against.result.plan_difference import Changed, plan_difference
+from servecast.against.result.plans import CHOSEN, _change, difference
 from servecast.errors import InputError
 from servecast.plan.answer import BreakEven
 from servecast.plan.basis import Basis
 from servecast.plan.uncertainty import Estimate
-from servecast.report import plan_files
+from servecast.report import differences, plan_files
+from servecast.report.verdicts.diff import verdict as verdict_on
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,7 +51,7 @@ def better(plan: Plan, **best: Any) -> Plan:
 def test_two_values_are_told_apart_where_their_intervals_are(
     before: Estimate | None, after: Estimate | None, way: int, verdict: str
 ) -> None:
-    assert Changed("x", before, after, way).verdict == verdict
+    assert _change("x", "y", before, after, way).verdict == verdict
 
 
 def test_a_plan_with_fewer_gpus_is_told_as_that(tmp_path: Path) -> None:
@@ -61,23 +62,28 @@ def test_a_plan_with_fewer_gpus_is_told_as_that(tmp_path: Path) -> None:
         usd_at_target={"output": Estimate(0.3, 0.28, 0.32)},
     )  # fmt: skip
     b = folder(tmp_path / "b", other, goal={"usd_per_gpu_hour": {"toy-gpu": 2.0}})
-    found = plan_difference(a, b / "plan.json")
+    found = difference(a, b / "plan.json")
     assert found.keys == (("goal.usd_per_gpu_hour.toy-gpu", 2.5, 2.0),)
-    told = {change.what: change.verdict for change in found.changes}
+    told = {change.metric: change.verdict for change in found.changes if change.subject == CHOSEN}
     assert told["GPUs for the target"] == told["$/hour for the target"] == told["$/M output at the target"] == "better"
     # Of other GPUs a load is neither better nor worse.
     assert told["highest load [requests/s]"] == "more"
-    assert told["p99 time to first token [s] at the target"] == "same"
-    assert found.verdict.startswith(
-        "A takes 3 TOY GPU, B 2 TOY GPU ($7.50 and $4.00 an hour). The highest load of B is 30 against 24: more."
+    assert told["ttft_p99_s at the target"] == "same"
+    assert verdict_on(found).headline == "A takes 3 TOY GPU, B 2 TOY GPU, for $7.50 and $4.00 an hour."
+    assert verdict_on(found).details == (
+        "A chooses continuous, B the same.",
+        "The highest load of B is 30 against 24: more.",
+        "Better: GPUs for the target, $/hour for the target, $/M output at the target.",
     )
-    assert "Better: GPUs for the target, $/hour for the target, $/M output at the target." in found.verdict
-    keys, plans = found.tables()
+    keys, plans = differences.tables(found)
     assert keys.rows == (("goal.usd_per_gpu_hour.toy-gpu", "2.5", "2"),)
-    assert plans.rows[0] == ("configuration", "continuous", "continuous", "", "same")
-    assert ("GPUs for the target", "3", "2", "-33.3 %", "better") in plans.rows
-    each = found.tables(points=True)[2]
-    assert each.rows[1] == ("two GPUs", "4", "4", "13 (12.3 to 13.5)", "13 (12.3 to 13.5)", "same")
+    assert ("GPUs for the target", CHOSEN, "3", "2", "-33 %", "", "better") in plans.rows
+    name = "p99 time to first token [s] at the target"
+    first = "0.400 (0.380 to 0.440)"
+    assert (name, CHOSEN, first, first, "0 %", "", "same") in plans.rows
+    each = differences.tables(found, points=True)[1]
+    load = "13 (12.3 to 13.5)"
+    assert ("highest load of one replica", "two GPUs", load, load, "0 %", "", "same") in each.rows
 
 
 def test_at_another_target_nothing_is_better(tmp_path: Path) -> None:
@@ -86,56 +92,57 @@ def test_at_another_target_nothing_is_better(tmp_path: Path) -> None:
         better(plan, target=10.0, target_gpus=1, target_replicas=1),
         options=tuple(replace(option, target=10.0) for option in plan.options),
     )
-    found = plan_difference(folder(tmp_path / "a", plan, x=1), folder(tmp_path / "b", more, x=1))
-    assert {change.verdict for change in found.changes} <= {"less", "more", "same", "unclear"}
+    found = difference(folder(tmp_path / "a", plan, x=1), folder(tmp_path / "b", more, x=1))
+    chosen = [change for change in found.changes if change.subject == CHOSEN]
+    assert {change.verdict for change in chosen} <= {"less", "more", "same", "unclear"}
     assert "The targets differ, 20 and 10 requests/s" in found.notes[0]
-    assert "Better" not in found.verdict
+    assert "Better" not in str(verdict_on(found))
 
 
 def test_where_one_of_them_serves_nothing(tmp_path: Path) -> None:
     plan = pages.made_plan()
     none = replace(plan, best=None, supported=False, headroom=None, break_even=None)
     a, b = folder(tmp_path / "a", plan, x=1), folder(tmp_path / "b", none, x=1)
-    found = plan_difference(a, b)
-    assert (found.chosen, found.verdict) == (("continuous", None), "Only A serves its target.")
-    assert {change.verdict for change in found.changes} == {"only one has it"}
-    assert plan_difference(b, b).verdict == "Neither plan serves its target."
+    found = difference(a, b)
+    assert str(verdict_on(found)) == "Only A serves its target."
+    assert {change.verdict for change in found.changes if change.subject == CHOSEN} == {"only one has it"}
+    assert str(verdict_on(difference(b, b))) == "Neither plan serves its target."
 
 
 def test_support_and_break_even_are_told(tmp_path: Path) -> None:
     plan = pages.made_plan()
     a = folder(tmp_path / "a", plan, x=1)
     b = folder(tmp_path / "b", replace(plan, supported=False, break_even=BreakEven(9.0, 0.4)), x=1)
-    found = plan_difference(a, b)
-    assert found.verdict.endswith("The interval supports A alone.")
-    assert "Worse: cheaper than the API from [requests/s]" in found.verdict
+    found = difference(a, b)
+    assert verdict_on(found).details[-1] == "The interval supports A alone."
+    assert "Worse: cheaper than the API from [requests/s]." in verdict_on(found).details
 
 
 def test_a_plan_against_itself_has_nothing_to_tell(tmp_path: Path) -> None:
     a = folder(tmp_path / "a", pages.made_plan(), x=1)
-    found = plan_difference(a, a)
+    found = difference(a, a)
     assert {change.verdict for change in found.changes} == {"same"}
     assert found.keys == ()
-    assert "Better" not in found.verdict
-    assert "Worse" not in found.verdict
+    assert "Better" not in str(verdict_on(found))
+    assert "Worse" not in str(verdict_on(found))
 
 
 def test_a_plan_without_its_scenario_is_compared_but_for_that(tmp_path: Path) -> None:
     a, b = folder(tmp_path / "a", pages.made_plan()), folder(tmp_path / "b", pages.made_plan(), x=1)
-    assert "has no scenario.yaml" in plan_difference(a, b).notes[0]
+    assert "has no scenario.yaml" in difference(a, b).notes[0]
 
 
 def test_what_cannot_be_compared_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = folder(tmp_path / "a", pages.made_plan(), x=1)
     users = replace(pages.made_plan(), options=tuple(replace(o, unit="users") for o in pages.made_plan().options))
     with pytest.raises(InputError, match="plans for users, the other for requests/s"):
-        plan_difference(a, folder(tmp_path / "b", users, x=1))
+        difference(a, folder(tmp_path / "b", users, x=1))
     for at, text in enumerate(("", "[]", "{}", '{"best": null, "options": []}')):
         broken = tmp_path / f"broken{at}"
         broken.mkdir()
         (broken / "plan.json").write_text(text)
         with pytest.raises(InputError, match="servecast plan"):
-            plan_difference(a, broken)
+            difference(a, broken)
     (tmp_path / "run").mkdir()
     assert command("diff", a, tmp_path / "run") == 2
     assert "holds a plan, and the other does not" in capsys.readouterr().err
@@ -150,9 +157,10 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path, capsys: pytest.Captu
     assert "A takes 3 TOY GPU, B 2 TOY GPU" in " ".join(shown.split())
     assert command("diff", a, b, "--json") == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["kind"], told["keys"]) == ("plan", [{"key": "x", "a": 1, "b": 2}])
+    assert told["keys"] == [{"key": "x", "a": 1, "b": 2}]
     assert told["changes"][0] == {
-        "what": "GPUs for the target", "a": {"value": 3.0, "low": None, "high": None},
-        "b": {"value": 2.0, "low": None, "high": None}, "verdict": "better",
+        "metric": "GPUs for the target", "configuration": CHOSEN, "point": "", "before": 3.0, "before_low": None,
+        "before_high": None, "after": 2.0, "after_low": None, "after_high": None, "low": None, "high": None,
+        "seeds": None, "verdict": "better",
     }  # fmt: skip
-    assert told["options"][2]["gpus"] == {"a": None, "b": None}
+    assert len({tuple(change) for change in told["changes"]}) == 1  # every row has every key

@@ -17,6 +17,7 @@ import math
 import os
 import shutil
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -245,7 +246,7 @@ def plain(value: Any, not_finite: Callable[[float], Any] = float) -> Any:
         return plain(value.tolist(), not_finite)
     if isinstance(value, float):
         return value if math.isfinite(value) else not_finite(value)
-    return str(value) if isinstance(value, Path) else value
+    return str(value) if isinstance(value, (Path, date)) else value
 
 
 def strict(value: Any) -> Any:

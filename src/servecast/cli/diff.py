@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from servecast.errors import InputError
-
-if TYPE_CHECKING:
-    from servecast.against.result.difference import Difference
-    from servecast.against.result.plan_difference import PlanDifference
+from servecast.files import dumps
 
 
 def register(app: typer.Typer) -> None:
@@ -39,28 +35,16 @@ def diff(
 
         servecast diff results/mine-plan cheaper/mine-plan
     """
-    found = _difference(before, after)
-    if as_json:
-        import json
-
-        print(json.dumps(found.plain(), indent=2, allow_nan=False))
-        return
+    from servecast.against.result import difference
     from servecast.cli import terminal
+    from servecast.report import differences
+    from servecast.report.verdicts.diff import verdict
 
-    terminal.print_tables(found.tables(points))
+    found = difference(before, after)
+    if as_json:
+        print(dumps(differences.data(found), indent=2))
+        return
+    terminal.print_tables(differences.tables(found, points))
     for note in found.notes:
         terminal.say(note)
-    if found.verdict:
-        terminal.say(found.verdict)
-
-
-def _difference(before: Path, after: Path) -> Difference | PlanDifference:
-    """Of two plans, or of two results."""
-    from servecast.against.result.difference import difference
-    from servecast.against.result.plan_difference import holds_plan, plan_difference
-
-    plans = [holds_plan(path) for path in (before, after)]
-    if plans[0] != plans[1]:
-        place = before if plans[0] else after
-        raise InputError(str(place), "holds a plan, and the other does not: name two plans, or two results of run")
-    return plan_difference(before, after) if plans[0] else difference(before, after)
+    terminal.say_verdict(verdict(found))
