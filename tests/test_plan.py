@@ -30,11 +30,12 @@ from servecast.cost import profile as profiles
 from servecast.cost.fitted import COEFFICIENTS
 from servecast.errors import InputError
 from servecast.plan.answer import Tokens, break_even, dollars
+from servecast.plan.binding import Binding, Refusal, Why, binding
 from servecast.plan.capacity import MOST, fewest, highest_load
 from servecast.plan.configuration import Configuration
 from servecast.plan.load import load_of
 from servecast.plan.planner import make_plan
-from servecast.plan.sample import Binding, Sample, Share, binding, throughput
+from servecast.plan.sample import Sample, Share, throughput
 from servecast.plan.uncertainty import Estimate, draws, estimate
 from servecast.report import plan_tables, plan_words
 from servecast.report.plan_files import write
@@ -493,22 +494,26 @@ def sampled(kept_out=None, queued=0.9, **row):
     return Sample(row, None, None, None, 0, {}, kept_out or {}, {"ttft": queued, "e2e": 0.1})
 
 
+def missed(statistic):
+    return Refusal(Why.MISSED, "in any words", statistic)
+
+
 def test_what_binds_by_what_was_waited_for():
     full, fast = {"batch limit": Share(0.6, 0.1)}, {"batch limit": Share(0.6, 0.9), "KV memory": Share(0.4, 0.0)}
-    assert binding(sampled(full), "ttft_p99_s 3, target 1") == Binding("batch limit", 0.6)
+    assert binding(sampled(full), missed("ttft_p99_s")) == Binding("batch limit", 0.6)
     # Steps above the ridge take longer with more rows: more seats would win nothing.
-    assert binding(sampled(fast), "ttft_p99_s 3, target 1") == Binding("compute", pytest.approx(0.54))
-    assert binding(sampled(full), "tpot_p95_s 3, target 1") == Binding("bandwidth", 0.9)
-    assert binding(sampled(full, bandwidth_bound_fraction=0.2), "itl_p99_s 3") == Binding("compute", 0.8)
+    assert binding(sampled(fast), missed("ttft_p99_s")) == Binding("compute", pytest.approx(0.54))
+    assert binding(sampled(full), missed("tpot_p95_s")) == Binding("bandwidth", 0.9)
+    assert binding(sampled(full, bandwidth_bound_fraction=0.2), missed("itl_p99_s")) == Binding("compute", 0.8)
     # A first token that takes long without waiting waits for its own prompt's steps; an answer, for its own tokens'.
-    assert binding(sampled(full, queued=0.1), "ttft_p99_s 3, target 1") == Binding("bandwidth", 0.9)
-    assert binding(sampled(full), "e2e_mean_s 3, target 1") == Binding("bandwidth", 0.9)
-    assert binding(sampled(full), "queue_p99_s 3, target 1") == Binding("batch limit", 0.6)
-    assert binding(sampled(), "out of memory: 3 requests lost") == Binding("KV memory", 1.0)
+    assert binding(sampled(full, queued=0.1), missed("ttft_p99_s")) == Binding("bandwidth", 0.9)
+    assert binding(sampled(full), missed("e2e_mean_s")) == Binding("bandwidth", 0.9)
+    assert binding(sampled(full), missed("queue_p99_s")) == Binding("batch limit", 0.6)
+    assert binding(sampled(), Refusal(Why.OUT_OF_MEMORY, "whatever")) == Binding("KV memory", 1.0)
     budget = {"token budget": Share(0.5, 0.0)}
-    assert binding(sampled(budget, busy_fraction=0.4), "queue_p99_s 3") == Binding("queueing", 0.6)
-    assert binding(sampled(budget), "unstable: ...") == Binding("token budget", 0.5)
-    assert binding(sampled(), "unstable: ...") == Binding("bandwidth", 0.9)
+    assert binding(sampled(budget, busy_fraction=0.4), missed("queue_p99_s")) == Binding("queueing", 0.6)
+    assert binding(sampled(budget), Refusal(Why.UNSTABLE, "")) == Binding("token budget", 0.5)
+    assert binding(sampled(), None) == Binding("bandwidth", 0.9)
 
 
 # --- configurations -------------------------------------------------------------------------------------------------

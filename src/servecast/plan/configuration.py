@@ -6,18 +6,19 @@ import copy
 import math
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from servecast.errors import InputError
 from servecast.metrics import Window
+from servecast.plan.binding import refusal
 from servecast.plan.load import load_of
 from servecast.plan.sample import Sample, sample
 from servecast.run.store import digest_of
 from servecast.run.system import System, modelled
-from servecast.scenario.goals import at_least
+from servecast.scenario.goals import Search
 
 if TYPE_CHECKING:
-    from servecast.metrics import Value
+    from servecast.plan.binding import Refusal
     from servecast.plan.load import Load
     from servecast.plan.uncertainty import Draw
     from servecast.policies import Policy
@@ -34,16 +35,6 @@ TOGETHER = 10_000
 TURNS = 5
 #: Keys of a scenario that decide nothing about what a load gives; replicas and router are told apart.
 _APART = {"name", "sweep", "seeds", "goal", "search", "cost", "replicas", "router"}
-#: Rates so close are the same: targets and measured values pass through decimal text.
-_EQUAL = 1 + 1e-12
-
-
-class Test(NamedTuple):
-    """One simulated load: the summary's row, and why it does not meet the goal ("" if it does)."""
-
-    row: dict[str, Value]
-    refused: str
-    unstable: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,13 +73,29 @@ class Configuration:
         return self.system.policy
 
     @cached_property
-    def load(self) -> Load | None:
-        return load_of(self.scenario.workload, self.scenario.engine.block_size)
+    def load(self) -> Load:
+        """The workload as a number that grows with the traffic. Raises InputError where it has none."""
+        found = load_of(self.scenario.workload, self.scenario.engine.block_size)
+        if found is None:
+            problem = "sends all requests at once and has no rate: give arrivals with a rate"
+            raise InputError("scenario.workload", problem)
+        return found
+
+    @property
+    def goal(self) -> Goal:
+        """What is to be reached."""
+        assert self.scenario.goal is not None, "a plan has a goal"
+        return self.scenario.goal
+
+    @cached_property
+    def search(self) -> Search:
+        """How thoroughly it is looked for."""
+        return self.scenario.search or Search.model_validate({})
 
     def gpus(self, replicas: int | None = None) -> int:
         return (replicas or self.replicas) * self.served.tensor_parallel
 
-    def lasting(self, requests: int) -> Configuration:
+    def with_requests(self, requests: int) -> Configuration:
         """The same with so many requests for each replica; loads that were simulated are shared."""
         if requests == self.requests:
             return self
@@ -99,7 +106,7 @@ class Configuration:
 
     def sent(self, replicas: int) -> int | None:
         """Requests of a run, but for what a warm-up or a burst takes; None of a recording."""
-        if self.load is None or not self.load.made:
+        if not self.load.made:
             return None
         own = self.scenario.workload.requests
         assert own is not None, "it is made"
@@ -125,7 +132,7 @@ class Configuration:
         Replicas are so many times one, unless a shared cap or the placing of prefixes lets them do otherwise.
         """
         load = self.load
-        if load is None or load.unit != "requests/s":
+        if load.unit != "requests/s":
             return math.inf
         together = self.router == "prefix_affinity" or self.scenario.workload.max_in_flight is not None
         served = self.sample(math.inf, seed, replicas if together else 1, draw)
@@ -137,7 +144,6 @@ class Configuration:
 
     def rate(self, load: float, seed: int, replicas: int) -> float | None:
         """Requests a second that a load is."""
-        assert self.load is not None
         return load if self.load.unit == "requests/s" else self.sample(load, seed, replicas).steady_rps
 
     def sample(self, load: float, seed: int, replicas: int, draw: Draw | None = None) -> Sample:
@@ -157,7 +163,7 @@ class Configuration:
     def _span(self, load: float, replicas: int) -> int:
         """Requests of a run; what a warm-up leaves is no less than the scenario has at its own load."""
         scenario, sent = self.scenario, self.sent(replicas)
-        if self.load is None or sent is None:
+        if sent is None:
             return 1
         if self.load.whole and self.requests is not None:
             sent = max(sent, TURNS * int(load))
@@ -169,56 +175,19 @@ class Configuration:
     def _window(self, load: float) -> Window:
         """The part that counts; of a recording that runs faster, the same part of the recording."""
         scenario = self.scenario
-        faster = 1.0 if self.load is None or self.load.made else max(load / self.load.own, 1.0)
+        faster = 1.0 if self.load.made else max(load / self.load.own, 1.0)
         return Window(*(None if each is None else each / faster for each in (scenario.warmup_s, scenario.cooldown_s)))
 
     def _simulated(self, load: float, seed: int, replicas: int, draw: Draw | None) -> Sample:
         system = self.system if draw is None else self.system.priced(draw.cost)
         scale = 1.0 if draw is None else draw.step_time_scale
         burst = math.isinf(load)
-        workload = (
-            self.scenario.workload.model_copy(update={"seed": seed})
-            if self.load is None
-            else self.load.at(
-                load, seed, replicas, self._burst_requests(replicas) if burst else self._span(load, replicas)
-            )
-        )
-        sent = system.traffic(workload)
+        requests = self._burst_requests(replicas) if burst else self._span(load, replicas)
+        sent = system.traffic(self.load.at(load, seed, replicas, requests))
         run = system.serve(sent.client, replicas=replicas, machines=partial(modelled, step_time_scale=scale))
         row = system.row(run, sent, seed=seed, window=Window() if burst else self._window(load), replicas=replicas)
         return sample(run, row, system.hardware, self.policy)
 
-    def test(self, goal: Goal, load: float, seed: int, replicas: int, draw: Draw | None = None) -> Test:
-        """Whether the goal is met at a load."""
-        row = self.sample(load, seed, replicas, draw).row
-        if row["regime"] == "overloaded":
-            return Test(row, "unstable: the queue grows as long as requests arrive", unstable=True)
-        return Test(row, refusal(row, goal))
-
-
-def known(row: dict[str, Value], name: str) -> float | None:
-    """A statistic of a run, if it has one."""
-    value = row[name]
-    return None if value is None else float(value)
-
-
-def refusal(row: dict[str, Value], goal: Goal) -> str:
-    """Why a run does not meet the goal: its first reason; "" if it does. A target is met at equality.
-
-    Raises InputError for a target of which the run says nothing.
-    """
-    if row["oom_failed"] and not goal.allow_out_of_memory:
-        return f"out of memory: {row['oom_failed']} requests lost"
-    if row["rejected"]:
-        return f"{row['rejected']} requests rejected: longer than max_model_len"
-    for name, target in goal.slo.items():
-        value = known(row, name)
-        if value is None:
-            if at_least(name):
-                raise InputError(f"scenario.goal.slo.{name}", "counts requests that meet slo:, and no slo is given")
-            if not row["completed"]:
-                return "no request completed"
-            continue  # no answer of two tokens has a gap to judge
-        if (value < target / _EQUAL) if at_least(name) else (value > target * _EQUAL):
-            return f"{name} {value:.4g}, target {target:g}"
-    return ""
+    def test(self, load: float, seed: int, replicas: int, draw: Draw | None = None) -> Refusal | None:
+        """Why the goal is not met at a load; None if it is."""
+        return refusal(self.sample(load, seed, replicas, draw).row, self.goal)

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from servecast.cost import profile as profiles
 from servecast.errors import InputError
 from servecast.plan.answer import BreakEven, Option, Plan, break_even
-from servecast.plan.closer import (
+from servecast.plan.best import (
     at_the_target,
-    closer,
     drawn_of,
     enough,
+    examined,
     saturation,
     usd_per_hour,
     with_extrapolation,
@@ -89,13 +89,13 @@ def make_plan(
     for option in _surveyed(searched, jobs):
         options.append(option)
         progress(Progress(len(options), total, option.label))
-    chosen = _chosen(searched, options, goal, search)
+    chosen = _chosen(searched, options)
     if chosen is None:
         _finished(store, configurations)
         notes = (*unused(goal, options), *_of_the_load(scenario))
         return Plan(scenario.name, dict(goal.slo), tuple(options), None, supported=False, notes=notes, resumed=resumed)
-    configuration = _lasting(searched[chosen], options[chosen])
-    close = closer(configuration, options[chosen], goal, search)
+    configuration = _with_requests(searched[chosen], options[chosen])
+    close = examined(configuration, options[chosen])
     options[chosen] = _updated(options[chosen], close.option)
     progress(Progress(total, total, close.option.label))
     _finished(store, configurations, close.looked_at)
@@ -123,9 +123,7 @@ def make_plan(
     )
 
 
-def _chosen(
-    searched: Sequence[Configuration | Option], options: list[Option], goal: Goal, search: Search
-) -> int | None:
+def _chosen(searched: Sequence[Configuration | Option], options: list[Option]) -> int | None:
     """The option with the fewest GPUs; it and the cheapest serve the target with as many seeds as they need, too."""
     sure: set[int] = set()
     while True:
@@ -137,8 +135,8 @@ def _chosen(
         if not unsure:
             return fewest_gpus
         for at in sorted(unsure):
-            configuration = _lasting(searched[at], options[at])
-            options[at] = _at_target(enough(configuration, options[at], goal, search), configuration, goal, search)
+            configuration = _with_requests(searched[at], options[at])
+            options[at] = _at_target(enough(configuration, options[at]), configuration)
         sure |= unsure
 
 
@@ -148,13 +146,13 @@ def _cheapest(options: Sequence[Option]) -> int | None:
     return min(priced, key=lambda at: (options[at].usd_for_target, _rank(options[at])), default=None)
 
 
-def _lasting(searched: Configuration | Option, option: Option) -> Configuration:
+def _with_requests(searched: Configuration | Option, option: Option) -> Configuration:
     """The configuration with runs as long as its survey made them."""
     assert isinstance(searched, Configuration), "it serves the target"
     own = searched.scenario.workload.requests
     if option.requests is None or own is None or option.requests <= own:
         return searched
-    return searched.lasting(option.requests)
+    return searched.with_requests(option.requests)
 
 
 def _updated(option: Option, best: Option) -> Option:
@@ -296,11 +294,8 @@ def _survey_data(data: dict[str, Any], fields: dict[str, Any]) -> Option:
 def survey(configuration: Configuration) -> Option:
     """What one configuration can do; the reason instead, where it cannot run at all."""
     scenario = configuration.scenario
-    goal, search = _wanted(scenario)
     load = configuration.load
-    if load is None:
-        raise InputError("scenario.workload", "sends all requests at once and has no rate: give arrivals with a rate")
-    target = target_of(configuration, goal)
+    target = target_of(configuration)
     try:
         served = configuration.served
     except InputError as error:
@@ -314,10 +309,10 @@ def survey(configuration: Configuration) -> Option:
     option = Option(
         configuration.label, configuration.changed, served.device.name, served.cost.calibrated,
         served.tensor_parallel, load.unit, target, configuration.replicas,
-        usd_per_hour=usd_per_hour(configuration, goal, configuration.replicas),
+        usd_per_hour=usd_per_hour(configuration, configuration.replicas),
     )  # fmt: skip
-    seeds = seeds_of(configuration, search.seeds)
-    configuration, found = settled(configuration, goal, search, seeds, target)
+    seeds = seeds_of(configuration, configuration.search.seeds)
+    configuration, found = settled(configuration, seeds, target)
     option = replace(
         option,
         saturation=saturation(configuration, seeds, configuration.replicas),
@@ -326,10 +321,10 @@ def survey(configuration: Configuration) -> Option:
         tests=found.tests,
     )
     if not found.by_seed:
-        return replace(option, refused=found.reason)
+        return replace(option, refused=found.reason.text if found.reason is not None else "")
     drawn = drawn_pairs(
-        configuration, goal, search, seeds,
-        drawn_of(configuration, search, found.by_seed[0], seeds[0], configuration.replicas), found.by_seed[0],
+        configuration, seeds,
+        drawn_of(configuration, found.by_seed[0], seeds[0], configuration.replicas), found.by_seed[0],
     )  # fmt: skip
     parts = [name for name, there in (("seeds", len(seeds) > 1), ("profile", bool(drawn))) if there]
     capacity = found.capacity(drawn)
@@ -342,37 +337,36 @@ def survey(configuration: Configuration) -> Option:
     )
     option = with_money(option, configuration, found, seeds[0])
     option = with_extrapolation(option, configuration, ((found.by_seed[0], seeds[0]),), configuration.replicas)
-    count = replicas_for(configuration, goal, search, seeds, target, capacity.value)
+    count = replicas_for(configuration, seeds, target, capacity.value)
     if count is None:
-        return replace(option, refused=_why_not(configuration, search, capacity, target, found))
+        return replace(option, refused=_why_not(configuration, capacity, target, found))
     option = replace(option, target_replicas=count, target_gpus=count * served.tensor_parallel)
-    return _at_target(option, configuration, goal, search)
+    return _at_target(option, configuration)
 
 
-def _at_target(option: Option, configuration: Configuration, goal: Goal, search: Search) -> Option:
+def _at_target(option: Option, configuration: Configuration) -> Option:
     """The option with what the GPUs that serve the target do there and at most, and what they cost."""
     count = option.target_replicas
     if count is None:
         return option
-    seeds = seeds_of(configuration, search.seeds)
-    found = together(configuration, goal, search, count, seeds, option.target)
+    seeds = seeds_of(configuration, configuration.search.seeds)
+    found = together(configuration, count, seeds, option.target)
     option = replace(
         option,
         fleet_capacity=found._replace(drift=option.drift).capacity(option.drawn) if found.by_seed else None,
-        at_target=statistics(configuration, goal, option.target, count, seeds),
+        at_target=statistics(configuration, option.target, count, seeds),
     )
-    option = at_the_target(option, configuration, goal, seeds, count)
+    option = at_the_target(option, configuration, seeds, count)
     return with_extrapolation(option, configuration, ((option.target, seeds[0]),), count)
 
 
-def _why_not(configuration: Configuration, search: Search, capacity: Estimate, target: float, found: Found) -> str:
+def _why_not(configuration: Configuration, capacity: Estimate, target: float, found: Found) -> str:
     load = configuration.load
-    assert load is not None
-    beyond = f"{found.reason or 'unstable'} above {capacity.value:.4g} {load.unit}"
+    beyond = f"{found.why} above {capacity.value:.4g} {load.unit}"
     if configuration.scenario.replicas is not None:
         return f"{beyond}, target {target:.4g}"
-    _, most = guessed(configuration, search, target, capacity.value)
-    gpus = configuration.gpus(most) if most else search.most_gpus
+    _, most = guessed(configuration, target, capacity.value)
+    gpus = configuration.gpus(most) if most else configuration.search.most_gpus
     return f"more than {gpus} GPU{'s' if gpus > 1 else ''}: {beyond} on one replica"
 
 

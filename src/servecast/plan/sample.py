@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 _FROM, _TO = 0.2, 0.8
 #: Latencies at or above this percentile are the tail in which it is seen what they are made of.
 _TAIL = 95
-#: It is waiting that fails a target if so much of those latencies is waiting.
-_WAITED = 0.5
-#: Engines that stand idle for the rest are not short of steps.
-_BUSY = 0.7
 
 
 class Share(NamedTuple):
@@ -40,13 +36,6 @@ class Share(NamedTuple):
 
     waited: float
     compute: float
-
-
-class Binding(NamedTuple):
-    """What keeps a configuration from more: its name, and its share of the waiting or, of steps, of the busy time."""
-
-    name: str
-    share: float
 
 
 @dataclass(frozen=True)
@@ -177,35 +166,3 @@ def _queued(run: Run) -> dict[str, float]:
         whole = float(took[tail].sum())
         found[name] = float(queue[tail].sum()) / whole if whole else 0.0
     return found
-
-
-def binding(sample: Sample, refused: str) -> Binding:
-    """What binds in a run that just fails, from why it fails and from what requests waited for.
-
-    A target on the pace of tokens, and a latency that is mostly not waiting, fail by the steps themselves, and the
-    roofline says whether bandwidth or compute. Requests lost to memory fail by memory. Else it is what most of the
-    waiting was for: seats (the batch limit), KV blocks, or the budget of a step; but if the steps meanwhile lie above
-    the ridge, more rows would take longer in proportion, and compute binds. Waiting for nothing but the steps of other
-    prompts, in engines that stand idle for a third of the time, is queueing: it comes of bursts.
-    """
-    bandwidth = float(sample.row["bandwidth_bound_fraction"] or 0.0)
-    steps = Binding("bandwidth", bandwidth) if bandwidth >= 0.5 else Binding("compute", 1 - bandwidth)
-    if refused.startswith("out of memory"):
-        return Binding("KV memory", 1.0)
-    if refused.startswith(("tpot", "itl")) or not _waits(sample, refused):
-        return steps
-    name = max(sample.kept_out, key=lambda name: sample.kept_out[name].waited, default="token budget")
-    waited, compute = sample.kept_out.get(name, Share(0.0, 0.0))
-    busy = float(sample.row["busy_fraction"] or 0.0)
-    if name == "token budget" and busy < _BUSY:
-        return Binding("queueing", 1 - busy)
-    if not waited:
-        return steps
-    return Binding("compute", waited * compute) if compute >= 0.5 else Binding(name, waited)
-
-
-def _waits(sample: Sample, refused: str) -> bool:
-    """Whether it is waiting that fails: a queue that grows, a target on it, or a latency that is mostly waiting."""
-    if refused.startswith(("ttft", "e2e", "slo_attainment")):
-        return sample.queued.get("e2e" if refused.startswith("e2e") else "ttft", 0.0) >= _WAITED
-    return True

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from servecast.errors import InputError
+from servecast.plan.binding import Why, known, refusal
 from servecast.plan.capacity import fewest, highest_load
-from servecast.plan.configuration import known, refusal
 from servecast.plan.uncertainty import estimate
 from servecast.scenario.goals import at_least
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from servecast.plan.configuration import Configuration, Test
+    from servecast.plan.binding import Refusal
+    from servecast.plan.configuration import Configuration
     from servecast.plan.uncertainty import Draw, Estimate
-    from servecast.scenario.goals import Goal, Search
 
 #: Below this share of the first load, a server is as good as empty: what fails there fails always.
 EMPTY = 1 / 256
@@ -33,7 +33,7 @@ NEAR, AT = 1.15, 1.05
 #: Requests of a lengthened run for each replica, at least, and times those in service at once.
 LEAST, ROWS = 2_000, 40
 #: So many times shorter are runs of which only differences count: with drawn step times, or with one change.
-BRIEF = 4
+SHORTER = 4
 #: Beyond so many times what each serves in a burst, replicas together serve no more.
 _POOLED = 1.1
 #: Loads so close are the same.
@@ -48,7 +48,7 @@ class Found(NamedTuple):
     """
 
     by_seed: list[float]
-    reason: str
+    reason: Refusal | None
     failing: float | None
     capped: bool
     tests: int
@@ -63,7 +63,12 @@ class Found(NamedTuple):
     @property
     def unstable(self) -> bool:
         """Whether it is the queue that ends it."""
-        return self.capped or self.reason.startswith("unstable")
+        return self.capped or (self.reason is not None and self.reason.why is Why.UNSTABLE)
+
+    @property
+    def why(self) -> str:
+        """The reason in words."""
+        return "unstable" if self.reason is None else self.reason.text
 
     def capacity(self, drawn: Sequence[tuple[float, float]] = ()) -> Estimate:
         """The highest load with its interval."""
@@ -71,7 +76,7 @@ class Found(NamedTuple):
 
 
 def capacities(
-    configuration: Configuration, goal: Goal, search: Search, replicas: int, seeds: Sequence[int], start: float,
+    configuration: Configuration, replicas: int, seeds: Sequence[int], start: float,
     around: Sequence[float] = (),
 ) -> Found:  # fmt: skip
     """The highest load within the goal for each seed: the first from ``start``, the others from where it ended.
@@ -80,15 +85,15 @@ def capacities(
     No seed counts where one of them meets the goal at no load.
     """
     load = configuration.load
-    assert load is not None
     by_seed: list[float] = []
-    reason, failing, capped, tests = "", None, False, 0
+    reason: Refusal | None = None
+    failing, capped, tests = None, False, 0
     for place, seed in enumerate(seeds):
-        refused: dict[float, str] = {}
+        refused: dict[float, Refusal | None] = {}
 
-        def meets(at: float, seed: int = seed, refused: dict[float, str] = refused) -> bool:
-            refused[at] = configuration.test(goal, at, seed, replicas).refused
-            return not refused[at]
+        def meets(at: float, seed: int = seed, refused: dict[float, Refusal | None] = refused) -> bool:
+            refused[at] = configuration.test(at, seed, replicas)
+            return refused[at] is None
 
         near = bool(by_seed) or place < len(around)
         most = ceiling(configuration, seed, replicas)
@@ -96,105 +101,101 @@ def capacities(
             meets,
             around[place] if place < len(around) else by_seed[0] if by_seed else start,
             ceiling=most,
-            tolerance=search.tolerance,
+            tolerance=configuration.search.tolerance,
             step=NEAR if near else 2.0,
             floor=min(start, most) * EMPTY,  # a target far above what one can serve is no load to begin from
             whole=load.whole,
         )
         tests += bracket.tests
-        why = refused.get(bracket.high, "") if bracket.high is not None else ""
+        why = None if bracket.high is None else refused.get(bracket.high)
         if bracket.low is None:
             return Found([], why, bracket.high, False, tests)
         if not by_seed:
             reason, failing, capped = why, bracket.high, bracket.capped
         by_seed.append(bracket.low)
-    exact = load.whole and min(by_seed) * search.tolerance < 1
-    return Found(by_seed, reason, failing, capped, tests, 0.0 if exact or capped else search.tolerance)
+    exact = load.whole and min(by_seed) * configuration.search.tolerance < 1
+    return Found(by_seed, reason, failing, capped, tests, 0.0 if exact or capped else configuration.search.tolerance)
 
 
-def settled(
-    configuration: Configuration, goal: Goal, search: Search, seeds: Sequence[int], start: float
-) -> tuple[Configuration, Found]:
+def settled(configuration: Configuration, seeds: Sequence[int], start: float) -> tuple[Configuration, Found]:
     """The highest loads in runs that are long enough for them, and the configuration that makes runs so long."""
     load, replicas = configuration.load, configuration.replicas
-    assert load is not None
-    found = capacities(configuration, goal, search, replicas, seeds, start)
+    found = capacities(configuration, replicas, seeds, start)
     own = configuration.scenario.workload.requests
-    if not load.made or not found.by_seed or own is None or search.most_requests <= own:
+    if not load.made or not found.by_seed or own is None or configuration.search.most_requests <= own:
         return configuration, found
     rows = max(
         configuration.sample(at, seed, replicas).most_rows for at, seed in zip(found.by_seed, seeds, strict=True)
     )
-    requests = max(own, min(math.ceil(max(LEAST, ROWS * rows) / 2), search.most_requests // 2))
+    requests = max(own, min(math.ceil(max(LEAST, ROWS * rows) / 2), configuration.search.most_requests // 2))
     tests = found.tests
     if requests > own:
-        configuration, found = _longer(configuration, goal, search, seeds, found, requests)
+        configuration, found = _longer(configuration, seeds, found, requests)
         tests += found.tests
-    while found.by_seed and requests < search.most_requests:
-        requests = min(requests * 2, search.most_requests)
-        configuration, longer = _longer(configuration, goal, search, seeds, found, requests)
+    while found.by_seed and requests < configuration.search.most_requests:
+        requests = min(requests * 2, configuration.search.most_requests)
+        configuration, longer = _longer(configuration, seeds, found, requests)
         tests += longer.tests
         found = longer._replace(drift=found.mean / longer.mean - 1 if longer.by_seed else None)
-        if found.drift is not None and abs(found.drift) <= search.half_width:
+        if found.drift is not None and abs(found.drift) <= configuration.search.half_width:
             break
     return configuration, found._replace(tests=tests)
 
 
 def _longer(
-    configuration: Configuration, goal: Goal, search: Search, seeds: Sequence[int], found: Found, requests: int
+    configuration: Configuration, seeds: Sequence[int], found: Found, requests: int
 ) -> tuple[Configuration, Found]:
-    longer = configuration.lasting(requests)
-    return longer, capacities(longer, goal, search, longer.replicas, seeds, found.mean, found.by_seed)
+    longer = configuration.with_requests(requests)
+    return longer, capacities(longer, longer.replicas, seeds, found.mean, found.by_seed)
 
 
-def together(
-    configuration: Configuration, goal: Goal, search: Search, replicas: int, seeds: Sequence[int], target: float
-) -> Found:
+def together(configuration: Configuration, replicas: int, seeds: Sequence[int], target: float) -> Found:
     """The highest loads of so many replicas as one system; a target that a seed meets is in its own."""
-    found = capacities(configuration, goal, search, replicas, seeds, target, [target])
+    found = capacities(configuration, replicas, seeds, target, [target])
 
     def met(seed: int) -> bool:
         most = ceiling(configuration, seed, replicas)
-        return target <= most and not configuration.test(goal, target, seed, replicas).refused
+        return target <= most and configuration.test(target, seed, replicas) is None
 
     pairs = zip(found.by_seed, seeds, strict=False)  # none where one of them meets the goal at no load
     return found._replace(by_seed=[target if load < target and met(seed) else load for load, seed in pairs])
 
 
-def briefly(configuration: Configuration) -> Configuration:
+def shortened(configuration: Configuration) -> Configuration:
     """The configuration with runs that are enough for differences, with the same random numbers on both sides."""
-    return configuration if configuration.requests is None else configuration.lasting(configuration.requests // BRIEF)
+    return (
+        configuration
+        if configuration.requests is None
+        else configuration.with_requests(configuration.requests // SHORTER)
+    )
 
 
 def drawn_pairs(
-    configuration: Configuration, goal: Goal, search: Search, seeds: Sequence[int], drawn: Sequence[Draw], start: float
+    configuration: Configuration, seeds: Sequence[int], drawn: Sequence[Draw], start: float
 ) -> tuple[tuple[float, float], ...]:
     """The highest load with the profile and with each of its draws, of the configuration as the search has it."""
     if not drawn:
         return ()
-    brief = briefly(configuration)
+    brief = shortened(configuration)
     used = seeds[: len(drawn)]
-    found = capacities(brief, goal, search, brief.replicas, used, start, [start] * len(used))
+    found = capacities(brief, brief.replicas, used, start, [start] * len(used))
     if not found.by_seed:
         return ()
     pairs = []
     for at, draw in enumerate(drawn):
         here = found.by_seed[at % len(used)]
         seed = used[at % len(used)]
-        pairs.append((here, capacity_drawn(brief, goal, search, brief.replicas, seed, here, draw)))
+        pairs.append((here, capacity_drawn(brief, brief.replicas, seed, here, draw)))
     return tuple(pairs)
 
 
-def capacity_drawn(
-    configuration: Configuration, goal: Goal, search: Search, replicas: int, seed: int, start: float, draw: Draw
-) -> float:
+def capacity_drawn(configuration: Configuration, replicas: int, seed: int, start: float, draw: Draw) -> float:
     """The highest load within the goal if step times were as drawn; 0 if there is none."""
     load = configuration.load
-    assert load is not None
     bracket = highest_load(
-        lambda tried: not configuration.test(goal, tried, seed, replicas, draw).refused,
+        lambda tried: configuration.test(tried, seed, replicas, draw) is None,
         start / draw.step_time_scale,
-        tolerance=search.tolerance,
+        tolerance=configuration.search.tolerance,
         step=AT,
         floor=start * EMPTY,
         ceiling=ceiling(configuration, seed, replicas, draw),
@@ -206,7 +207,6 @@ def capacity_drawn(
 def ceiling(configuration: Configuration, seed: int, replicas: int, draw: Draw | None = None) -> float:
     """Beyond what a burst is served at, no load is stable; there are no more users than requests."""
     load = configuration.load
-    assert load is not None
     if load.whole:
         requests = configuration.scenario.workload.requests
         assert requests is not None, "the schema wants it of a closed loop"
@@ -214,91 +214,85 @@ def ceiling(configuration: Configuration, seed: int, replicas: int, draw: Draw |
     return configuration.saturation(seed, replicas, draw)
 
 
-def target_of(configuration: Configuration, goal: Goal) -> float:
+def target_of(configuration: Configuration) -> float:
     """The load to be served.
 
     Raises InputError for a rate that the workload does not count in.
     """
     load = configuration.load
-    assert load is not None
-    if goal.rate_rps is None:
+    rate_rps = configuration.goal.rate_rps
+    if rate_rps is None:
         return load.own
     if load.unit != "requests/s":
-        raise InputError(
-            "scenario.goal.rate_rps", f"{goal.rate_rps:g}, but the load counts in {load.unit}: leave it out"
-        )
-    return goal.rate_rps
+        problem = f"{rate_rps:g}, but the load counts in {load.unit}: leave it out"
+        raise InputError("scenario.goal.rate_rps", problem)
+    return rate_rps
 
 
 def seeds_of(configuration: Configuration, count: int) -> list[int]:
     """So many seeds; one where another would change nothing."""
     first = configuration.scenario.workload.seed
     load = configuration.load
-    assert load is not None
     return list(range(first, first + (count if load.drawn else 1)))
 
 
-def replicas_for(
-    configuration: Configuration, goal: Goal, search: Search, seeds: Sequence[int], target: float, capacity: float
-) -> int | None:
+def replicas_for(configuration: Configuration, seeds: Sequence[int], target: float, capacity: float) -> int | None:
     """The fewest replicas that serve the target, simulated as one system; those given, where they are given."""
 
     def serve(count: int) -> bool:
-        return serves(configuration, goal, search, count, seeds, target)
+        return serves(configuration, count, seeds, target)
 
     fixed = configuration.scenario.replicas
     if fixed is not None:
-        return fixed if configuration.gpus(fixed) <= search.most_gpus and serve(fixed) else None
-    guess, most = guessed(configuration, search, target, capacity)
+        return fixed if configuration.gpus(fixed) <= configuration.search.most_gpus and serve(fixed) else None
+    guess, most = guessed(configuration, target, capacity)
     # Sharing a router they may carry more than each for itself, within a latency, but hardly more work.
     if most < 1 or ceiling(configuration, seeds[0], 1) * most * _POOLED < target:
         return None
     return fewest(serve, min(guess, most), most)
 
 
-def serves(
-    configuration: Configuration, goal: Goal, search: Search, replicas: int, seeds: Sequence[int], target: float
-) -> bool:
+def serves(configuration: Configuration, replicas: int, seeds: Sequence[int], target: float) -> bool:
     """Whether so many replicas together meet the goal at the target, and their highest load reaches it."""
-    tests = [configuration.test(goal, target, seed, replicas) for seed in seeds]
-    if _refusal(tests, goal):
+    refused = [configuration.test(target, seed, replicas) for seed in seeds]
+    if any(each is not None and each.why is Why.UNSTABLE for each in refused):
+        return False
+    if _mean_refused(configuration, replicas, seeds, target):
         return False
     most = [ceiling(configuration, seed, replicas) for seed in seeds]
-    if target <= min(most) and not any(test.refused for test in tests):
+    if target <= min(most) and not any(refused):
         return True  # each seed's highest load is at least the target
-    return together(configuration, goal, search, replicas, seeds, target).mean * _EQUAL >= target
+    return together(configuration, replicas, seeds, target).mean * _EQUAL >= target
 
 
-def guessed(configuration: Configuration, search: Search, target: float, capacity: float) -> tuple[int, int]:
+def guessed(configuration: Configuration, target: float, capacity: float) -> tuple[int, int]:
     """Replicas for the target if they did not share it, and the most to try: where twice as many fail, more do."""
-    guess = max(1, math.ceil(target / capacity * (1 - search.tolerance)))
-    return guess, min(max(2 * guess, guess + 2), search.most_gpus // configuration.served.tensor_parallel)
+    guess = max(1, math.ceil(target / capacity * (1 - configuration.search.tolerance)))
+    return guess, min(max(2 * guess, guess + 2), configuration.search.most_gpus // configuration.served.tensor_parallel)
 
 
-def _refusal(tests: list[Test], goal: Goal) -> str:
-    """Why runs with several seeds do not meet the goal: one of them fails, or their mean misses a target."""
-    for test in tests:
-        if test.unstable:
-            return test.refused
-    row = dict(tests[0].row)
+def _mean_refused(configuration: Configuration, replicas: int, seeds: Sequence[int], target: float) -> bool:
+    """Whether some seed loses requests, or the mean over seeds misses a target."""
+    rows = [configuration.sample(target, seed, replicas).row for seed in seeds]
+    row = dict(rows[0])
     for name in ("oom_failed", "rejected"):
-        row[name] = max(int(test.row[name] or 0) for test in tests)
-    for name in goal.slo:
-        values = [value for test in tests if (value := known(test.row, name)) is not None]
+        row[name] = max(int(each[name] or 0) for each in rows)
+    for name in configuration.goal.slo:
+        values = [value for each in rows if (value := known(each, name)) is not None]
         row[name] = float(np.mean(values)) if values else None
-    return refusal(row, goal)
+    return refusal(row, configuration.goal) is not None
 
 
 def statistics(
-    configuration: Configuration, goal: Goal, target: float, replicas: int, seeds: Sequence[int],
+    configuration: Configuration, target: float, replicas: int, seeds: Sequence[int],
     drawn: Sequence[Draw] = (),
 ) -> dict[str, Estimate]:  # fmt: skip
     """Every statistic of the goal at the target, and the goodput. A time has no bound where a draw is unstable."""
-    names = dict.fromkeys([*goal.slo, *(["goodput_rps"] if configuration.judges else [])])
+    names = dict.fromkeys([*configuration.goal.slo, *(["goodput_rps"] if configuration.judges else [])])
 
     def of(seed: int, draw: Draw | None = None) -> dict[str, float | None]:
         found = configuration.sample(target, seed, replicas, draw)
-        told = {name: known(found.row, name) for name in goal.slo}
+        told = {name: known(found.row, name) for name in configuration.goal.slo}
         # Good requests a second of those that come: over the makespan the ramp and the drain would count too.
         share, rate = found.good_share, configuration.rate(target, seed, replicas)
         return {**told, "goodput_rps": None if share is None or rate is None else share * rate}
@@ -307,13 +301,13 @@ def statistics(
     for at, draw in enumerate(drawn):
         seed = seeds[at % len(seeds)]
         here, there = of(seed), of(seed, draw)
-        unstable = configuration.test(goal, target, seed, replicas, draw).unstable or target > ceiling(
-            configuration, seed, replicas, draw
-        )
+        refused = configuration.test(target, seed, replicas, draw)
+        unstable = refused is not None and refused.why is Why.UNSTABLE
+        unstable = unstable or target > ceiling(configuration, seed, replicas, draw)
         for name in names:
             with_profile, with_draw = here[name], there[name]
             if with_profile is not None and with_draw is not None:
-                endless = unstable and not at_least(name) and name in goal.slo
+                endless = unstable and not at_least(name) and name in configuration.goal.slo
                 pairs[name].append((with_profile, math.inf if endless else with_draw))
     found = {}
     for name in names:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servecast.errors import InputError
 from servecast.plan.answer import Change, Fleet, Option, dollars, falls_short, missed
+from servecast.plan.binding import binding
 from servecast.plan.capacity import fewest
-from servecast.plan.sample import binding
-from servecast.plan.searching import briefly, capacities, seeds_of, serves, statistics, together
+from servecast.plan.searching import capacities, seeds_of, serves, shortened, statistics, together
 from servecast.plan.uncertainty import Estimate, draws, estimate
 from servecast.run.extrapolation import sentence
 from servecast.run.store import StoreError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from servecast.plan.configuration import Configuration
     from servecast.plan.searching import Found
     from servecast.plan.uncertainty import Draw
-    from servecast.scenario.goals import Goal, Search
 
 #: A load so many times the highest is served, if no failing one is known, to see what binds.
 _BEYOND = 1.2
@@ -34,7 +33,7 @@ _MOST_AT_ONCE = 0.2
 EXTRAPOLATED_MOST = 0.1
 
 
-class Closer(NamedTuple):
+class Examined(NamedTuple):
     """The best option as the system that serves the target.
 
     holds : the next size that the interval supports, where it does not support this one
@@ -51,32 +50,34 @@ class Closer(NamedTuple):
     looked_at: tuple[str, ...]
 
 
-def enough(configuration: Configuration, option: Option, goal: Goal, search: Search) -> Option:
+def enough(configuration: Configuration, option: Option) -> Option:
     """The option with as many replicas as serve the target with more seeds too; refused where there may be no more."""
     replicas, target = option.target_replicas, option.target
     assert replicas is not None
     while True:
-        found, seeds = _narrowed(configuration, goal, search, replicas, target)
-        if serves(configuration, goal, search, replicas, seeds, target):
+        found, seeds = _narrowed(configuration, replicas, target)
+        if serves(configuration, replicas, seeds, target):
             return replace(option, target_replicas=replicas, target_gpus=configuration.gpus(replicas))
-        if configuration.scenario.replicas is not None or configuration.gpus(replicas + 1) > search.most_gpus:
-            told = f"{found.reason or 'unstable'} above {found.mean:.4g} {option.unit} with {len(seeds)} seeds"
+        if (
+            configuration.scenario.replicas is not None
+            or configuration.gpus(replicas + 1) > configuration.search.most_gpus
+        ):
+            told = f"{found.why} above {found.mean:.4g} {option.unit} with {len(seeds)} seeds"
             return replace(
                 option, target_replicas=None, target_gpus=None, refused=told, fleet_capacity=None, usd_at_target={}
             )
         replicas += 1
 
 
-def closer(configuration: Configuration, option: Option, goal: Goal, search: Search) -> Closer:
+def examined(configuration: Configuration, option: Option) -> Examined:
     """With more seeds where its interval is wide, with the profile's errors, what binds it, and what would help."""
     replicas, target = option.target_replicas, option.target
     assert replicas is not None and option.capacity is not None
-    found, seeds = _narrowed(configuration, goal, search, replicas, target)
+    found, seeds = _narrowed(configuration, replicas, target)
     capacity = found._replace(drift=option.drift).capacity(option.drawn)
-    drawn = drawn_of(configuration, search, target, seeds[0], replicas)
+    drawn = drawn_of(configuration, target, seeds[0], replicas)
     # Where nothing but saturation ends it, what binds shows plainly beyond; there are no more users than requests.
     load = configuration.load
-    assert load is not None
     beyond = found.failing or found.by_seed[0] * (1.0 if load.whole else _BEYOND)
     just_failing = configuration.sample(beyond, seeds[0], replicas)
     bound = binding(just_failing, found.reason)
@@ -87,39 +88,37 @@ def closer(configuration: Configuration, option: Option, goal: Goal, search: Sea
         fleet_capacity=capacity,
         saturation=saturation(configuration, seeds, replicas),
         unstable_above=capacity.value if found.unstable else None,
-        usd_per_hour=usd_per_hour(configuration, goal, replicas),
-        at_target=statistics(configuration, goal, target, replicas, seeds, drawn),
+        usd_per_hour=usd_per_hour(configuration, replicas),
+        at_target=statistics(configuration, target, replicas, seeds, drawn),
         binds=bound.name,
         binds_share=bound.share,
         tests=option.tests + found.tests,
     )
     best = with_money(best, configuration, found, seeds[0])
-    best = at_the_target(best, configuration, goal, seeds, replicas)
+    best = at_the_target(best, configuration, seeds, replicas)
     best = with_extrapolation(best, configuration, ((target, seeds[0]), (found.by_seed[0], seeds[0])), replicas)
-    holds = _holds(configuration, goal, search, best, seeds, drawn)
+    holds = _holds(configuration, best, seeds, drawn)
     baseline, changes, looked_at = (
-        _changes(configuration, goal, search, best, found.by_seed[0]) if search.try_changes else (None, (), ())
+        _changes(configuration, best, found.by_seed[0]) if configuration.search.try_changes else (None, (), ())
     )
-    doubts = tuple(_doubts(best, goal, search))
+    doubts = tuple(_doubts(best, configuration))
     notes = tuple(_notes(configuration, best, found, seeds[0], replicas))
-    return Closer(best, doubts, holds, baseline, changes, notes, looked_at)
+    return Examined(best, doubts, holds, baseline, changes, notes, looked_at)
 
 
-def drawn_of(configuration: Configuration, search: Search, at: float, seed: int, replicas: int) -> tuple[Draw, ...]:
+def drawn_of(configuration: Configuration, at: float, seed: int, replicas: int) -> tuple[Draw, ...]:
     """Cost models that the profile's errors allow, weighed by the steps of a load."""
     busy = configuration.sample(at, seed, replicas).busy
-    return tuple(draws(configuration.served.profile, configuration.served.cost, search.draws, busy))
+    return tuple(draws(configuration.served.profile, configuration.served.cost, configuration.search.draws, busy))
 
 
-def _holds(
-    configuration: Configuration, goal: Goal, search: Search, best: Option, seeds: Sequence[int], drawn: Sequence[Draw]
-) -> Fleet | None:
+def _holds(configuration: Configuration, best: Option, seeds: Sequence[int], drawn: Sequence[Draw]) -> Fleet | None:
     """The next size that the interval supports; None if this one is supported, or no larger one is found to be."""
     assert best.capacity is not None
     target, replicas = best.target, best.replicas
 
     def capacity(count: int) -> Estimate | None:
-        found = together(configuration, goal, search, count, seeds, target)
+        found = together(configuration, count, seeds, target)
         return found._replace(drift=best.drift).capacity(best.drawn) if found.by_seed else None
 
     def supported(count: int) -> bool:
@@ -128,35 +127,35 @@ def _holds(
         told = capacity(count)
         if told is None or told.value < target or falls_short(told, target):
             return False
-        return not list(missed(statistics(configuration, goal, target, count, seeds, drawn), goal.slo))
+        return not list(missed(statistics(configuration, target, count, seeds, drawn), configuration.goal.slo))
 
-    short = falls_short(best.capacity, target) or bool(list(missed(best.at_target, goal.slo)))
+    short = falls_short(best.capacity, target) or bool(list(missed(best.at_target, configuration.goal.slo)))
     if not short or configuration.scenario.replicas is not None:
         return None
     low = best.capacity.low or best.capacity.value / 2
-    most = min(2 * replicas + 2, search.most_gpus // configuration.served.tensor_parallel)
+    most = min(2 * replicas + 2, configuration.search.most_gpus // configuration.served.tensor_parallel)
     if most <= replicas:
         return None
-    count = fewest(supported, max(replicas + 1, math.ceil(replicas * target / low * (1 - search.tolerance))), most)
+    count = fewest(
+        supported, max(replicas + 1, math.ceil(replicas * target / low * (1 - configuration.search.tolerance))), most
+    )
     told = None if count is None else capacity(count)
     if count is None or told is None:
         return None
-    return Fleet(count, configuration.gpus(count), told, usd_per_hour(configuration, goal, count))
+    return Fleet(count, configuration.gpus(count), told, usd_per_hour(configuration, count))
 
 
-def _narrowed(
-    configuration: Configuration, goal: Goal, search: Search, replicas: int, target: float
-) -> tuple[Found, list[int]]:
+def _narrowed(configuration: Configuration, replicas: int, target: float) -> tuple[Found, list[int]]:
     """The highest loads with so many seeds that their interval is as narrow as asked, or with the most allowed."""
-    seeds = seeds_of(configuration, search.seeds)
-    found = together(configuration, goal, search, replicas, seeds, target)
+    seeds = seeds_of(configuration, configuration.search.seeds)
+    found = together(configuration, replicas, seeds, target)
     while (
-        1 < len(seeds) < search.most_seeds
+        1 < len(seeds) < configuration.search.most_seeds
         and found.by_seed
-        and _half_width(estimate(found.by_seed)) > search.half_width
+        and _half_width(estimate(found.by_seed)) > configuration.search.half_width
     ):
-        more = seeds_of(configuration, min(len(seeds) * 2, search.most_seeds))
-        wider = together(configuration, goal, search, replicas, more, target)
+        more = seeds_of(configuration, min(len(seeds) * 2, configuration.search.most_seeds))
+        wider = together(configuration, replicas, more, target)
         if not wider.by_seed:  # a seed without any load says nothing of how high it is
             break
         found, seeds = wider, more
@@ -174,10 +173,12 @@ def saturation(configuration: Configuration, seeds: Sequence[int], replicas: int
     return estimate(each) if all(map(math.isfinite, each)) else None
 
 
-def usd_per_hour(configuration: Configuration, goal: Goal, replicas: int) -> float | None:
+def usd_per_hour(configuration: Configuration, replicas: int) -> float | None:
     """Dollars an hour of all GPUs; None without a price."""
     cost = configuration.scenario.cost
-    price = goal.usd_per_gpu_hour.get(configuration.served.device.name, None if cost is None else cost.usd_per_gpu_hour)
+    price = configuration.goal.usd_per_gpu_hour.get(
+        configuration.served.device.name, None if cost is None else cost.usd_per_gpu_hour
+    )
     return None if price is None else price * configuration.gpus(replicas)
 
 
@@ -198,11 +199,9 @@ def with_money(option: Option, configuration: Configuration, found: Found, seed:
     return replace(option, usd_per_mtok=dollars(option.usd_per_hour, served, tokens))
 
 
-def at_the_target(
-    option: Option, configuration: Configuration, goal: Goal, seeds: Sequence[int], replicas: int
-) -> Option:
+def at_the_target(option: Option, configuration: Configuration, seeds: Sequence[int], replicas: int) -> Option:
     """The option with what a million tokens cost at the target, on the GPUs that serve it: the mean over seeds."""
-    usd = usd_per_hour(configuration, goal, replicas)
+    usd = usd_per_hour(configuration, replicas)
     if usd is None:
         return option
     by_seed = []
@@ -228,7 +227,7 @@ def with_extrapolation(
     return replace(option, extrapolated=most if option.calibrated else None, beyond=words)
 
 
-def _doubts(best: Option, goal: Goal, search: Search) -> Iterator[str]:
+def _doubts(best: Option, configuration: Configuration) -> Iterator[str]:
     """Why the interval does not support the plan."""
     if not best.calibrated:
         yield "step times come from a datasheet, whose error nobody knows"
@@ -237,7 +236,7 @@ def _doubts(best: Option, goal: Goal, search: Search) -> Iterator[str]:
             f"{best.extrapolated:.0%} of the busy time is priced beyond what the profile was measured on, and no "
             f"interval holds the error of that (more than {EXTRAPOLATED_MOST:.0%} is a doubt)"
         )
-    if best.drift is not None and abs(best.drift) > search.half_width:
+    if best.drift is not None and abs(best.drift) > configuration.search.half_width:
         yield (
             f"the highest load still moves by {abs(best.drift):.0%} when runs are twice as long: raise "
             "search.most_requests"
@@ -247,7 +246,7 @@ def _doubts(best: Option, goal: Goal, search: Search) -> Iterator[str]:
         yield "one seed and no errors of the profile: there is no interval"
     elif falls_short(best.capacity, best.target):
         yield f"the highest load may be as low as {best.capacity.low:.3g} {best.unit}, the target is {best.target:.3g}"
-    for name, bad, target in missed(best.at_target, goal.slo):
+    for name, bad, target in missed(best.at_target, configuration.goal.slo):
         if math.isinf(bad):
             yield f"{name} may have no bound at the target load, which may be unstable"
         else:
@@ -271,7 +270,6 @@ def _notes(configuration: Configuration, best: Option, found: Found, seed: int, 
 
 def _length(configuration: Configuration, best: Option, arrived: int) -> str:
     load = configuration.load
-    assert load is not None
     told = f"Length of runs: {arrived:,} requests at the highest load"
     if not load.made:
         return f"{told}, as many as are recorded; a recording is not made longer."
@@ -283,14 +281,14 @@ def _length(configuration: Configuration, best: Option, arrived: int) -> str:
 
 
 def _changes(
-    configuration: Configuration, goal: Goal, search: Search, best: Option, start: float
+    configuration: Configuration, best: Option, start: float
 ) -> tuple[Change | None, tuple[Change, ...], tuple[str, ...]]:
     """What it is compared with, one change at a time, the best first, and the digests of what was tried.
 
     All with the first seed, in runs that are enough for a difference.
     """
-    brief = briefly(configuration)
-    told = capacities(brief, goal, search, best.replicas, seeds_of(brief, 1), start, [start])
+    brief = shortened(configuration)
+    told = capacities(brief, best.replicas, seeds_of(brief, 1), start, [start])
     if not told.by_seed:
         return None, (), ()
     before = told.by_seed[0]
@@ -301,7 +299,7 @@ def _changes(
         try:
             scenario = check(with_changes(configuration.scenario.model_dump(mode="json"), changed), Path())
             other = replace(brief, label=label, scenario=scenario, replicas=best.replicas)
-            found = capacities(other, goal, search, best.replicas, seeds_of(other, 1), before, [before])
+            found = capacities(other, best.replicas, seeds_of(other, 1), before, [before])
         except StoreError:
             raise  # the disk, not the change
         except InputError as error:
@@ -309,7 +307,7 @@ def _changes(
             continue
         digests.append(other.digest)
         if not found.by_seed:
-            tried.append(Change(label, None, None, found.reason))
+            tried.append(Change(label, None, None, found.why if found.reason is not None else ""))
             continue
         gain = found.by_seed[0] / other.gpus(best.replicas) / (before / configuration.gpus(best.replicas)) - 1
         tried.append(Change(label, found.by_seed[0], gain))
