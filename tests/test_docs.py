@@ -1,7 +1,7 @@
 """Every page does what it says: its commands run, its Python runs, its scenarios load, its output is what is printed.
 
 A page is run from top to bottom in a folder of its own. A block with a title is a file (```yaml title="my.yaml"), a
-``text`` block after commands is a part of what they print, and a line of ``sh`` that ends in one of `REASONS` is not
+``text`` block right below commands is a part of what they print, and a line of ``sh`` that ends in one of `REASONS` is not
 run: only its options are checked. `test_what_is_not_run_says_why` prints those lines (``pytest -rP``).
 """
 
@@ -21,7 +21,7 @@ import typer
 import yaml
 
 from servecast.cli import app as cli
-from servecast.scenario import check
+from servecast.scenario import Scenario, check
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -35,6 +35,7 @@ class Block(NamedTuple):
     language: str
     title: str
     text: str
+    before: str  # what stands between it and the block before
 
 
 class Line(NamedTuple):
@@ -47,8 +48,9 @@ class Line(NamedTuple):
 
 
 def blocks(page: Path) -> list[Block]:
-    found = re.findall(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    return [Block(*parts) for parts in found]
+    pattern = r'(.*?)^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$'
+    found = re.findall(pattern, page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    return [Block(language, title, text, before) for before, language, title, text in found]
 
 
 def lines(block: Block) -> list[Line]:
@@ -80,7 +82,7 @@ def test_it_does_what_it_says(page, tmp_path, monkeypatch):
             Path(block.title).write_text(block.text, encoding="utf-8")
         if block.language == "sh":
             printed = "".join(run(line) for line in lines(block))
-        elif block.language == "text" and printed:
+        elif block.language == "text" and not block.before.strip() and printed:
             assert_part_of(block.text, printed)
         elif block.language == "python" and not block.title:
             with contextlib.redirect_stdout(io.StringIO()):
@@ -160,3 +162,15 @@ def test_the_files_it_names_are_there():
             r"`((?:results/validation|calibration|scenarios|benchmarks|tests|docs|tools)[\w/.-]+)`", text
         ):
             assert (ROOT / path).exists() or path.startswith("calibration/my-"), f"{named(page)}: {path}"
+
+
+def test_every_key_of_a_scenario_has_a_meaning():
+    schema = Scenario.model_json_schema()
+    sections = {"Scenario": schema, **schema["$defs"]}
+    silent = [
+        f"{name}.{key}"
+        for name, section in sections.items()
+        for key, field in section["properties"].items()
+        if key != "kind" and not field.get("description")
+    ]
+    assert silent == []

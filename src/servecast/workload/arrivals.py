@@ -31,7 +31,11 @@ class Arrivals(Protocol):
 
 @dataclass(frozen=True)
 class Poisson:
-    """Poisson arrivals at ``rate_rps`` [requests/s]: exponential gaps, CV 1."""
+    """Poisson arrivals at ``rate_rps`` [requests/s]: exponential gaps, CV 1.
+
+    rate_rps : requests a second on average; .inf sends all at once
+    rescale : true stretches the gaps so that n arrivals span n / rate_rps, as ``vllm bench serve`` does
+    """
 
     rate_rps: float
     rescale: bool = False
@@ -50,7 +54,9 @@ class Poisson:
 class Gamma:
     """Gamma gaps as ``vllm bench serve --burstiness`` draws them: shape ``burstiness``, mean 1/``rate_rps`` [s].
 
-    The CV of the gaps is 1/sqrt(burstiness): 1 is Poisson, below 1 arrivals clump, inf is constant.
+    rate_rps : requests a second on average; .inf sends all at once
+    burstiness : the CV of the gaps is 1/sqrt(burstiness): 1 is Poisson, below 1 arrivals clump, .inf is even
+    rescale : true stretches the gaps so that n arrivals span n / rate_rps, as ``vllm bench serve`` does
     """
 
     rate_rps: float
@@ -77,7 +83,10 @@ class Gamma:
 
 @dataclass(frozen=True)
 class Constant:
-    """One arrival every 1/``rate_rps`` [s], the first after one gap, the n-th at n/rate without accumulated error."""
+    """One arrival every 1/``rate_rps`` [s], the first after one gap, the n-th at n/rate without accumulated error.
+
+    rate_rps : requests a second; .inf sends all at once
+    """
 
     rate_rps: float
 
@@ -100,7 +109,9 @@ class Burst:
 
 @dataclass(frozen=True)
 class Closed:
-    """No arrival process: users who wait for their answer, think, and send again; see `clients.ClosedLoop`.
+    """No arrival process: users who wait for their answer, think, and send again.
+
+    `clients.ClosedLoop` sends for them.
 
     users : how many
     think_s : seconds from an answer to the user's next request

@@ -45,7 +45,10 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True)
 class Fixed:
-    """Always ``tokens``."""
+    """Always ``tokens``.
+
+    tokens : the length
+    """
 
     tokens: int
 
@@ -59,7 +62,10 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Each whole number from ``min_tokens`` to ``max_tokens``, both included, is equally likely."""
+    """Each whole number from ``min_tokens`` to ``max_tokens``, both included, is equally likely.
+
+    min_tokens, max_tokens : the limits
+    """
 
     min_tokens: int
     max_tokens: int
@@ -74,7 +80,12 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Lognormal:
-    """exp(normal) with median ``median_tokens`` and ``sigma`` of the logarithm, rounded, clipped to the limits."""
+    """exp(normal) with median ``median_tokens`` and ``sigma`` of the logarithm, rounded, clipped to the limits.
+
+    median_tokens : half of the lengths are below
+    sigma : standard deviation of the logarithm; 0: always the median
+    min_tokens, max_tokens : shorter and longer ones become as long as these
+    """
 
     median_tokens: float
     sigma: float
