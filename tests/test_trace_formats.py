@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from servecast.errors import InputError
 from servecast.workload.traces.delimited import Delimited, fixed
 from servecast.workload.traces.readers import PLAIN_READERS, READERS
-from servecast.workload.traces.summaries import SUMMARIES, summary
-from servecast.workload.traces.trace_file import TraceFile, recorded_requests
+from servecast.workload.traces.source import opened
+from servecast.workload.traces.summaries import SUMMARIES, recognised
+from servecast.workload.traces.trace_file import TraceFile
 
 SHARED = Path(os.environ.get("SERVECAST_SHARED", Path(__file__).parents[1] / ".." / "shared"))
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"sample traces are not there: {SHARED}")
@@ -418,13 +419,12 @@ def test_recorded_runs_in_the_plain_form(trace):
     )
     for careful in ("", "\n"):
         path = trace(text + careful).path
-        recorded = recorded_requests(path)
+        recorded = TraceFile(path).read().recorded
         assert recorded.arrival_s.tolist() == [0.0, 2.0, 2.0]
         assert recorded.sent_s.tolist() == [0.0, 2.5, 3.0]
         assert recorded.prompt_tokens.tolist() == [10, 20, 20]
         assert recorded.ttft_s.tolist() == [0.1, 0.2, pytest.approx(math.nan, nan_ok=True)]
-    with pytest.raises(InputError, match="holds no measured latencies"):
-        recorded_requests(trace(FILES["plain"][1]).path)
+    assert trace(FILES["plain"][1]).read().recorded is None
 
 
 def test_sessions_tenants_and_priorities_are_kept(trace):
@@ -681,24 +681,28 @@ def test_random_cuts_and_damage_never_end_in_anything_but_an_input_error(trace, 
 # --- summaries ------------------------------------------------------------------------------------------------------
 
 SUMMED = {
-    "vLLM summary": ('{"request_rate": Infinity, "mean_ttft_ms": NaN, "completed": 0, "failed": 5, "duration": 1.0}', {"completed": 0.0, "failed": 5.0, "duration": 1.0}),
-    "SGLang summary": ('{"mean_e2e_latency_ms": 2.5, "backend": "sglang"}\n', {"mean_e2e_latency_ms": 2.5}),
-    "AIPerf summary (JSON)": ('{"schema_version": "1.4", "request_latency": {"unit": "ms", "avg": 7.5, "p50": null}}', {"request_latency.avg [ms]": 7.5}),
-    "AIPerf summary (CSV)": ("Metric,avg,p50\nRequest Latency (ms),7.50,\n\nMetric,Value\nRequest Count,7\n\nEndpoint,Metric,avg\na,b,3\n", {"Request Latency (ms).avg": 7.5, "Request Count": 7.0}),
-    "GuideLLM summary (CSV)": ("Run Info,Timings\nID,Duration\n,Sec\nabc,1.5\nx,2\n", {"1: Timings Duration Sec": 1.5, "2: Timings Duration Sec": 2.0}),
-    "inference-perf summary": ('{"load_summary": {"count": 60}, "successes": {"latency": {"mean": 0.5}}}', {"load_summary.count": 60.0, "successes.latency.mean": 0.5}),
-    "vLLM /metrics text": ('# TYPE vllm:x gauge\nvllm:x{a="b"} 12.0\nvllm:t_bucket{le="0.1",a="b"} 2.0\n', {"vllm:x": 12.0, "vllm:t_bucket.le.0.1": 2.0}),
-    "ServeGen rates": ("2400,0.085,6.69,Gamma,0.02,73.0\n", {}),
-    "ServeGen lengths": ('{"0": {"input_tokens": "{45: 0.5}", "output_tokens": "{}"}}', {}),
+    "vLLM summary": '{"request_rate": Infinity, "mean_ttft_ms": NaN, "completed": 0, "failed": 5, "duration": 1.0}',
+    "SGLang summary": '{"mean_e2e_latency_ms": 2.5, "backend": "sglang"}\n',
+    "AIPerf summary (JSON)": '{"schema_version": "1.4", "request_latency": {"unit": "ms", "avg": 7.5, "p50": null}}',
+    "AIPerf summary (CSV)": "Metric,avg,p50\nRequest Latency (ms),7.50,\n\nMetric,Value\nRequest Count,7\n\nEndpoint,Metric,avg\na,b,3\n",
+    "GuideLLM summary (CSV)": "Run Info,Timings\nID,Duration\n,Sec\nabc,1.5\nx,2\n",
+    "inference-perf summary": '{"load_summary": {"count": 60}, "successes": {"latency": {"mean": 0.5}}}',
+    "vLLM /metrics text": '# TYPE vllm:x gauge\nvllm:x{a="b"} 12.0\nvllm:t_bucket{le="0.1",a="b"} 2.0\n',
+    "ServeGen rates": "2400,0.085,6.69,Gamma,0.02,73.0\n",
+    "ServeGen lengths": '{"0": {"input_tokens": "{45: 0.5}", "output_tokens": "{}"}}',
 }  # fmt: skip
+
+
+def summary_kind(path):
+    with opened(path) as content:
+        found = recognised(content)
+        return None if found is None else found.name
 
 
 @pytest.mark.parametrize("kind", SUMMED)
 def test_a_summary_is_recognised_and_says_what_it_is_good_for(trace, kind):
-    content, figures = SUMMED[kind]
-    file = trace(content)
-    found = summary(file.path)
-    assert (found.kind, found.figures) == (kind, figures)
+    file = trace(SUMMED[kind])
+    assert summary_kind(file.path) == kind
     with pytest.raises(InputError) as error:
         file.read()
     assert error.value.problem.startswith("holds no requests, it is for ")
@@ -707,7 +711,7 @@ def test_a_summary_is_recognised_and_says_what_it_is_good_for(trace, kind):
 
 def test_every_summary_is_here_and_a_trace_is_none(trace):
     assert set(SUMMED) == {kind.name for kind in SUMMARIES}
-    assert summary(trace(FILES["plain"][1]).path) is None
+    assert summary_kind(trace(FILES["plain"][1]).path) is None
 
 
 # --- the samples of the shared folder -------------------------------------------------------------------------------
@@ -741,11 +745,11 @@ def test_every_sample_is_read_or_answered_in_one_line():
             read[path.name] = (result.report.format, len(result.columns))
         except InputError as error:
             assert "\n" not in str(error)  # noqa: PT017
-            found = summary(str(path))
+            found = summary_kind(str(path))
             if found is None:
                 others.add(path.name)
             else:
-                summed[path.name] = found.kind
+                summed[path.name] = found
     assert read == READ
     assert summed == SUMMED_UP
     assert others == {"EXPECTED_vllm_metrics.json", "llmd_benchmark_report_v0_2_example.yaml"}
@@ -788,7 +792,7 @@ def test_cut_samples_never_end_in_anything_but_an_input_error(trace, name, data)
             trace(content, on_bad_row=on_bad_row).read()
         except InputError as error:
             assert str(error).isprintable()  # noqa: PT017
-    summary(trace(content).path) if content.strip() else None
+    summary_kind(trace(content).path) if content.strip() else None
 
 
 @needs_shared
@@ -796,7 +800,7 @@ def test_recorded_runs_of_the_shared_folder():
     paths = sorted(SHARED.glob("measured/*/runs/*.csv.gz"))
     assert len(paths) >= 11
     for path in paths:
-        recorded = recorded_requests(str(path))
+        recorded = TraceFile(str(path)).read().recorded
         assert len(recorded) >= 300
         assert not np.isnan(recorded.e2e_s).any()
         assert (recorded.e2e_s >= recorded.ttft_s).all()

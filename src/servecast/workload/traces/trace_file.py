@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -375,16 +375,6 @@ class TraceFile:
 
 
 FAILED = "failed in the source"
-
-
-def recorded_requests(path: str, **options: Any) -> RecordedRequests:
-    """The measured requests of a benchmark's result; options as in `TraceFile`. A file without any: an InputError."""
-    recorded = TraceFile(path, **options).read().recorded
-    if recorded is None:
-        raise InputError(
-            path, "holds no measured latencies; give a benchmark's result with its requests, or columns ttft_s, e2e_s"
-        )
-    return recorded
 
 
 def _fitting(readers: tuple[Reader, ...], content: Content) -> list[tuple[Reader, Found]]:
