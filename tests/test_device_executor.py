@@ -16,9 +16,10 @@ from servecast.workload.clients import OpenLoop
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
 
-from servecast.device.executor import DeviceExecutor  # noqa: E402
+from playback import RecordedExecutor  # noqa: E402
+
+from servecast.device.executor import DeviceExecutor, stepped  # noqa: E402
 from servecast.device.model import transformer  # noqa: E402
-from servecast.device.recorded import RecordedExecutor, stepped  # noqa: E402
 from servecast.device.timing import known, measure, open_device, timing  # noqa: E402
 
 SPEC = dataclasses.replace(catalogue.model("tiny"), dtype="fp32")

@@ -23,9 +23,11 @@ from servecast.scenario.traffic import traffic
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
 
+from playback import RecordedExecutor  # noqa: E402
+
 from servecast.against.device.execute import OnDevice  # noqa: E402
 from servecast.device import limit  # noqa: E402
-from servecast.device.recorded import RecordedExecutor, stepped  # noqa: E402
+from servecast.device.executor import stepped  # noqa: E402
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8,

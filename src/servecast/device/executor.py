@@ -16,18 +16,17 @@ import torch
 
 from servecast.device.grid import Span
 from servecast.device.limit import out_of_memory
-from servecast.device.recorded import stepped
 from servecast.device.serving import KVCache, Padded, Ragged
 from servecast.device.timing import clock
 from servecast.errors import InputError
+from servecast.executor import SAME_INSTANT_S, Measured, RanOutError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from servecast.batch import Batch
     from servecast.device.limit import Limit
     from servecast.device.model import Transformer
-    from servecast.executor import Measured
     from servecast.requests import Sequence as Served
 
 
@@ -170,3 +169,21 @@ def allocated(model: Transformer, slots: int, max_length: int, growing: bool = F
             f"no memory for a KV cache of {slots} rows of {max_length} tokens ({wanted:.1f} GB): "
             "use fewer or shorter rows",
         ) from None
+
+
+def stepped(step: Callable[[], float], iterations: int, until: float) -> Measured:
+    """Iterations one by one: all ``iterations``, or up to the first that ends ``until`` [s] from their start, or up to
+    one that the device has no memory for. Raises RanOutError if that is the first."""
+    taken: list[float] = []
+    elapsed = 0.0
+    while len(taken) < iterations:
+        try:
+            taken.append(step())
+        except RanOutError:
+            if not taken:
+                raise
+            break
+        elapsed += taken[-1]
+        if elapsed >= until - SAME_INSTANT_S:
+            break
+    return Measured(taken)

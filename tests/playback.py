@@ -7,42 +7,19 @@ every token at the very same time. A batch that is not the logged one is refused
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
 
 from servecast.batch import StepShape
+from servecast.device.executor import stepped
 from servecast.errors import InputError
-from servecast.executor import SAME_INSTANT_S, Measured, RanOutError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from servecast.batch import Batch, OutOfMemory
-
-
-def stepped(step: Callable[[], float], iterations: int, until: float) -> Measured:
-    """Iterations one by one: all ``iterations``, or up to the first that ends ``until`` [s] from their start, or up to
-    one that the device has no memory for. Raises RanOutError if that is the first."""
-    taken: list[float] = []
-    elapsed = 0.0
-    while len(taken) < iterations:
-        try:
-            taken.append(step())
-        except RanOutError:
-            if not taken:
-                raise
-            break
-        elapsed += taken[-1]
-        if elapsed >= until - SAME_INSTANT_S:
-            break
-    return Measured(taken)
+from servecast.executor import RanOutError
 
 
 class RecordedExecutor:
     """Durations of the rows of ``decisions``, the log of an executed run (``seconds`` and the fields of its shapes);
     ``oom`` are its crashes."""
 
-    def __init__(self, decisions: Mapping[str, Any], oom: Sequence[OutOfMemory] = ()) -> None:
-        self._seconds: list[float] = decisions["seconds"].tolist()
+    def __init__(self, decisions, oom=()):
+        self._seconds = decisions["seconds"].tolist()
         self._shapes = list(zip(*(decisions[name].tolist() for name in StepShape._fields), strict=True))
         iterations = decisions["iterations"]
         if (iterations != 1).any():
@@ -51,10 +28,10 @@ class RecordedExecutor:
         #: Each crash with the number of steps before it, the next one last.
         self._crashes = [(int((decisions["start_s"] < event.time_s).sum()), event) for event in reversed(oom)]
 
-    def run(self, batch: Batch, until: float = math.inf) -> Measured:
+    def run(self, batch, until=math.inf):
         shape = batch.shape
 
-        def step() -> float:
+        def step():
             nonlocal shape
             at = self._at
             if self._crashes and self._crashes[-1][0] == at:
