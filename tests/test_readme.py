@@ -8,7 +8,8 @@ from pathlib import Path
 from servecast import load, simulate
 from servecast.report import verdict
 
-TEXT = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def sample(name: str) -> str:
@@ -25,3 +26,13 @@ def test_OUT_06_the_sample_is_how_the_verdict_begins():
 def test_it_is_read_in_five_minutes():
     assert len(TEXT.splitlines()) <= 150
     assert TEXT.count("](docs/how-to/") >= 6
+
+
+def test_its_tree_has_a_place_for_everything():
+    tree = TEXT.partition("## The tree")[2]
+    names = {path.stem for path in (ROOT / "src/servecast").iterdir() if not path.name.startswith(("_", "py.typed"))}
+    assert sorted(name for name in names if not re.search(rf"\b{name}\b", tree)) == []
+    for path in ("specs/devices.yaml", "workload/traces", "policies/__init__.py", "metrics/table.py"):
+        assert path.rpartition("/")[0] in tree
+        assert (ROOT / "src/servecast" / path).exists()
+    assert list((ROOT / "src/servecast/report").glob("*_charts.py"))
