@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 #: Of a two-sided 90 % interval.
 _TAIL = 0.05
-_Z90 = 1.6448536269514722
 
 
 class Estimate(NamedTuple):
@@ -163,8 +162,11 @@ def estimate(
 
 
 def _half_width(values: np.ndarray[Any, Any]) -> float:
+    """Of the 90 % t interval of a mean; 0 for a single value."""
+    from scipy.special import stdtrit
+
     count = len(values)
-    return _student(count - 1) * float(values.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0
+    return float(stdtrit(count - 1, 1 - _TAIL) * values.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0
 
 
 def _tails(changes: np.ndarray[Any, Any], none: float) -> tuple[float, float]:
@@ -176,12 +178,3 @@ def _tails(changes: np.ndarray[Any, Any], none: float) -> tuple[float, float]:
     least = float(np.quantile(changes, _TAIL, method=below))  # type: ignore[call-overload]
     greatest = float(np.quantile(changes, 1 - _TAIL, method=above))  # type: ignore[call-overload]
     return min(least, none), max(greatest, none)
-
-
-def _student(freedom: int) -> float:
-    """95 % quantile of Student's t. Table for few degrees, then Cornish and Fisher's expansion (within 0.1 %)."""
-    table = (6.3138, 2.9200, 2.3534, 2.1318, 2.0150, 1.9432, 1.8946, 1.8595)
-    if freedom <= len(table):
-        return table[freedom - 1]
-    z = _Z90
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
