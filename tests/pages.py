@@ -94,7 +94,7 @@ def made_plan(name: str = "toy", label: str = "continuous") -> Plan:
 def basis(name: str = "toy") -> Basis:
     """What such a plan rests on: a profile, and a data sheet."""
     profile = toy.chat_results(rates=(6,), requests=4).profile
-    rests = (Rest(name, f"Step times of {name}.", profile), Rest("toy-sheet", "No error is known."))
+    rests = (Rest(name, profile), Rest("toy-sheet"))
     return Basis({"name": name, "workload": {"requests": 40}, "goal": {"note": name}}, rests)
 
 

@@ -131,7 +131,7 @@ def test_what_is_printed_for_scripts_is_the_file(
 
 
 def test_a_data_sheet_is_called_uncalibrated() -> None:
-    html = page(pages.made_plan(), b"", Basis({"name": "x"}, (Rest("h100-sxm", "No error is known."),)))
+    html = page(pages.made_plan(), b"", Basis({"name": "x"}, (Rest("h100-sxm"),)))
     assert "roofline of h100-sxm&#39;s data sheet: <strong>uncalibrated</strong>" in html
 
 

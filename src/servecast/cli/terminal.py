@@ -141,7 +141,7 @@ def _settings(scenario: Scenario, results: Results, calibrated: bool) -> Iterato
     yield 0, f"{what}, gpu_memory_utilization {utilization}, restart_s {restart_s}, {seeds}"
     for at, label in enumerate(scenario.labels()):
         yield 2, f"{label}: {_policy(scenario, results, at, label)}"
-    yield 2, step_error(results.profile, calibrated=calibrated)
+    yield 2, step_error(results.profile, calibrated=calibrated, executed=bool(data["derived"].get("executed_on")))
     for note in results.notes:
         yield 2, note
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servecast.cost import profile as profiles
-from servecast.report.trust import step_error
 from servecast.scenario import points, resolved
 
 if TYPE_CHECKING:
@@ -28,15 +27,13 @@ _DECIDING = ("profile", "device", "model", "engine", "policies")
 
 @dataclass(frozen=True)
 class Rest:
-    """What one profile, or one data sheet, says of its step times.
+    """A profile or data sheet that priced steps.
 
     name : of the profile, or of the device
-    error : its error in one sentence
     profile : errors and provenance as plain values; None of a data sheet
     """
 
     name: str
-    error: str
     profile: Mapping[str, Any] | None = None
 
 
@@ -64,10 +61,9 @@ def basis_of(scenario: Scenario, plan: Plan) -> Basis:
 def _rest(scenario: Scenario, option: Option) -> Rest:
     name = option.changed.get("profile", None if "device" in option.changed else scenario.profile)
     if name is None:
-        return Rest(option.device, step_error(None, calibrated=False))
+        return Rest(option.device)
     loaded = profiles.load(str(name))
-    told = loaded.model_dump(mode="json")
-    return Rest(loaded.name, step_error(told, calibrated=loaded.cost().calibrated), told)
+    return Rest(loaded.name, loaded.model_dump(mode="json"))
 
 
 def _data(scenario: Scenario, best: Option | None) -> dict[str, Any]:

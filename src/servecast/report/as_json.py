@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from servecast import __version__
 from servecast.files import dumps, plain
 from servecast.report import verdict
-from servecast.report.trust import MEASURED, step_error
+from servecast.report.trust import step_error
 from servecast.run.results import stated
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def scenario(results: Results, folder: Path, exports: Path | None = None) -> dic
     failures : runs that could not be; ``missing``: how many were not made because the user interrupted
     """
     calibrated = bool(results.scenario["derived"]["calibrated"])
-    executed = results.scenario["derived"].get("executed_on")
-    error = MEASURED if executed else step_error(results.profile, calibrated=calibrated)
+    executed = bool(results.scenario["derived"].get("executed_on"))
+    error = step_error(results.profile, calibrated=calibrated, executed=executed)
     return {
         "name": results.scenario["name"],
         "folder": folder,

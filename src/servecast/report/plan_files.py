@@ -18,6 +18,7 @@ from servecast.report.charts.files import write_figures
 from servecast.report.plan_charts import charts
 from servecast.report.plan_page import page as plan_page
 from servecast.report.plan_words import shortened
+from servecast.report.trust import step_error
 from servecast.report.verdicts.plan import verdict
 from servecast.scenario import seen_from
 
@@ -57,7 +58,7 @@ def text(plan: Plan, basis: Basis) -> str:
         "servecast": servecast.__version__,
         "verdict": str(verdict(plan)),
         **plan.data(),
-        "step_errors": {rest.name: rest.error for rest in basis.rests},
+        "step_errors": {rest.name: step_error(rest.profile) for rest in basis.rests},
         "scenario": basis.scenario,
     }
     return dumps(data, indent=1)

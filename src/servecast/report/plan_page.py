@@ -14,6 +14,7 @@ from servecast.report.evidence import assumed, trusted
 from servecast.report.page import Page, Section, again, chart_section, paragraph
 from servecast.report.plan_charts import charts
 from servecast.report.plan_words import gpus, interval, shortened, statistic, timed
+from servecast.report.trust import step_error
 from servecast.report.verdicts.plan import verdict
 from servecast.text import number, signed
 
@@ -39,7 +40,7 @@ def page(plan: Plan, options_csv: bytes, basis: Basis | None = None) -> str:
         kicker="Capacity plan",
         verdict=said,
         tiles=list(_tiles(plan)),
-        notes=[*dict.fromkeys(rest.error for rest in basis.rests[:1]), *plan.notes],
+        notes=[*(step_error(rest.profile) for rest in basis.rests[:1]), *plan.notes],
         sections=[
             Section("options", "Configurations", "Configurations", _configurations(first, legend, options_csv)),
             *_evidence(plan, others),
@@ -92,7 +93,7 @@ def _trust(plan: Plan, basis: Basis) -> str:
             html = trusted(each.profile, calibrated=each.profile is not None, device=each.name)
             parts.append(f"<h3>{escape(each.name)}</h3>{html}")
         else:
-            parts.append(f"<h3>{escape(each.name)}</h3><p>{escape(each.error)}</p>")
+            parts.append(f"<h3>{escape(each.name)}</h3><p>{escape(step_error(each.profile))}</p>")
     return "".join(parts)
 
 

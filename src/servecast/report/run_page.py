@@ -13,7 +13,7 @@ from servecast.report.evidence import assumed, trusted
 from servecast.report.page import Page, Section, again, paragraph
 from servecast.report.points import Points, points_of
 from servecast.report.tenants import tenant_rows
-from servecast.report.trust import MEASURED, step_error
+from servecast.report.trust import step_error
 from servecast.report.verdicts.run import verdict
 from servecast.report.words import comparison_rows, targets
 from servecast.run.judged import judged, per_policy
@@ -70,7 +70,7 @@ def run_page(results: Results, files: Sequence[str], points: Points | None = Non
     calibrated = results.roof is None or results.roof.calibrated
     executed = (scenario.get("derived") or {}).get("executed_on")
     best, tiles = _tiles(results)
-    error = MEASURED if executed else step_error(results.profile, calibrated=calibrated)
+    error = step_error(results.profile, calibrated=calibrated, executed=bool(executed))
     return Page(
         name=name,
         title=f"{name}: batching policies compared",

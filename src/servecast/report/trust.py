@@ -9,27 +9,28 @@ from servecast.report.charts.spec import Axis, Bar, Bars, Chart, Key, Part
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-MEASURED = "Step times were measured as the device computed them; another run differs by the device's noise."
 TABULATED = "tabulated"  # the kind of a profile that is put together of tables
 
 
-def step_error(profile: Mapping[str, Any] | None, *, calibrated: bool) -> str:
+def step_error(profile: Mapping[str, Any] | None, *, calibrated: bool | None = None, executed: bool = False) -> str:
     """What is known of the error of single step times: on steps held out of the fit, or on operators left out.
 
     profile : a profile as plain values (`servecast.cost.profile`), None without one
+    calibrated : whether measurements stand behind the step times; None: if there is a profile
+    executed : whether a device computed the steps
     """
-    if not calibrated:
+    if executed:
+        return "Step times were measured as the device computed them; another run differs by the device's noise."
+    if not (profile is not None if calibrated is None else calibrated):
         return "Step times: a data sheet's roofline, uncalibrated, so that no error is known."
     held_out: Sequence[Mapping[str, Any]] = (profile or {}).get("held_out") or ()
     if not held_out:
         return "Step times: calibrated, but no error is stated."
     steps = _whole_steps(held_out)
     if not steps:
-        medians = [float(error["median"]) for error in held_out]
+        medians = sorted(float(error["median"]) for error in held_out)
         tail = max(float(error["p95"]) for error in held_out)
-        spread = (
-            _percent(min(medians)) if len(medians) == 1 else f"{_percent(min(medians))} to {_percent(max(medians))}"
-        )
+        spread = " to ".join(dict.fromkeys((_percent(medians[0]), _percent(medians[-1]))))
         return (
             f"Step times: put together of operators measured one by one; left-out points of their tables are met to "
             f"{spread} in the median, {_percent(tail)} at p95."
