@@ -17,3 +17,17 @@ class InputError(Exception):
 
     def __str__(self) -> str:
         return f"{self.place}: {self.problem}"
+
+
+class SlipError(InputError):
+    """A slip of the pen: a key, a kind or a word that nobody knows, or text for a number. No other value mends it."""
+
+
+class PointError(InputError):
+    """A point of a sweep that cannot be: its ``label``, and the ``cause``."""
+
+    def __init__(self, place: str, label: str, cause: InputError) -> None:
+        super().__init__(place, f"at {label[:200]}: {cause}")
+        self.args = (place, label, cause)  # it is made of them again when it is unpickled
+        self.label = label
+        self.cause = cause

@@ -10,14 +10,13 @@ is kept at once, and a plan that was stopped goes on where it was.
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servecast.cost import profile as profiles
-from servecast.errors import InputError
+from servecast.errors import InputError, PointError, SlipError
 from servecast.plan.answer import BreakEven, Option, Plan, break_even
 from servecast.plan.best import (
     at_the_target,
@@ -44,11 +43,12 @@ from servecast.plan.searching import (
 )
 from servecast.plan.uncertainty import Estimate
 from servecast.run.sweep import Progress, trace_notes
-from servecast.scenario import check, points
+from servecast.scenario import check
 from servecast.scenario.goals import Search
-from servecast.scenario.loading import MOST_POINTS
+from servecast.scenario.loading import grid
 from servecast.scenario.traffic import traffic
 from servecast.specs import catalogue
+from servecast.text import short_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -57,9 +57,6 @@ if TYPE_CHECKING:
     from servecast.run.store import Store
     from servecast.scenario import Point, Scenario
     from servecast.scenario.goals import Goal
-
-#: What is said of a key or a value that is no point of any search; what is well written and cannot be stays in it.
-_SLIPS = ("unknown key", "is unknown: ", "is text: ", "is no key path")
 
 
 def make_plan(
@@ -229,34 +226,26 @@ def _require_names(search: Search) -> None:
 
 
 def _points(scenario: Scenario, search: Search) -> list[Point | Option]:
-    over = scenario.model_copy(update={"sweep": search.over, "seeds": 1})
-    try:
-        return list(points(over))
-    except InputError as error:
-        many = math.prod(map(len, search.over.values())) > MOST_POINTS
-        if not search.over or many or error.place.startswith("scenario.sweep."):
-            place = error.place.replace("scenario.sweep", "scenario.search.over")
-            raise InputError(place, error.problem) from None
+    """The points of the search; one that is well written and cannot be is an option with its reason."""
     found: list[Point | Option] = []
     errors: list[InputError] = []
-    for values in itertools.product(*search.over.values()):
-        given = dict(zip(search.over, values, strict=True))
-        try:
-            found += points(over.model_copy(update={"sweep": {key: (value,) for key, value in given.items()}}))
-        except InputError as error:
-            if any(slip in error.problem for slip in _SLIPS):
-                raise InputError(error.place.replace("scenario.sweep", "scenario.search.over"), error.problem) from None
-            errors.append(error)
-            found.append(_impossible(scenario, given, error))
-    if all(isinstance(each, Option) for each in found):
-        raise InputError(errors[0].place.replace("scenario.sweep", "scenario.search.over"), errors[0].problem)
+    for given, here in grid(scenario.model_copy(update={"sweep": search.over, "seeds": 1}), "scenario.search.over"):
+        if not isinstance(here, InputError):
+            found += here
+            continue
+        cause = here.cause if isinstance(here, PointError) else here
+        if isinstance(cause, SlipError) or not search.over:
+            raise here
+        errors.append(here)
+        found.append(_impossible(scenario, given, cause))
+    if len(errors) == len(found):
+        raise errors[0]
     return found
 
 
-def _impossible(scenario: Scenario, given: dict[str, Any], error: InputError) -> Option:
+def _impossible(scenario: Scenario, given: dict[str, Any], cause: InputError) -> Option:
     """The option of a point that is no scenario, with its reason."""
-    label = ", ".join(f"{key.rsplit('.', 1)[-1]}={value}" for key, value in given.items())
-    told = error.problem.partition(": ")[2] if error.problem.startswith("at ") else f"{error.place}: {error.problem}"
+    label = ", ".join(f"{short_key(key)}={value}" for key, value in given.items())
     load = load_of(scenario.workload, scenario.engine.block_size)
     device = str(given.get("profile") or given.get("device") or scenario.profile or scenario.device)
     split = given.get("engine.tensor_parallel_size") or scenario.engine.tensor_parallel_size
@@ -264,8 +253,12 @@ def _impossible(scenario: Scenario, given: dict[str, Any], error: InputError) ->
     target = goal.rate_rps or (0.0 if load is None else load.own)
     return Option(
         label, given, device, scenario.profile is not None, split if isinstance(split, int) else 1,
-        "" if load is None else load.unit, target, refused=told.removeprefix("scenario."),
+        "" if load is None else load.unit, target, refused=_reason(cause),
     )  # fmt: skip
+
+
+def _reason(error: InputError) -> str:
+    return f"{error.place.removeprefix('scenario.')}: {error.problem}"
 
 
 def _surveyed(searched: list[Configuration | Option], jobs: int) -> Iterator[Option]:
@@ -301,10 +294,9 @@ def survey(configuration: Configuration) -> Option:
     except InputError as error:
         device = scenario.profile or scenario.device or ""
         split = scenario.engine.tensor_parallel_size or 1
-        told = f"{error.place.removeprefix('scenario.')}: {error.problem}"
         return Option(
             configuration.label, configuration.changed, device, scenario.profile is not None, split, load.unit, target,
-            configuration.replicas, told,
+            configuration.replicas, _reason(error),
         )  # fmt: skip
     option = Option(
         configuration.label, configuration.changed, served.device.name, served.cost.calibrated,

@@ -11,7 +11,7 @@ import difflib
 import re
 from typing import TYPE_CHECKING, Any
 
-from servecast.errors import InputError
+from servecast.errors import SlipError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +27,7 @@ def parse(text: str, place: str) -> KeyPath:
     if text.startswith("sweep."):
         return ("sweep", text.removeprefix("sweep."))
     if not _PATH.fullmatch(text):
-        raise InputError(place, f"{text!r} is no key path: write it like slo.ttft_s or policies[0].batch_size")
+        raise SlipError(place, f"{text!r} is no key path: write it like slo.ttft_s or policies[0].batch_size")
     return tuple(int(part) if part.isdecimal() else part for part in _PARTS.findall(text))
 
 
@@ -55,15 +55,13 @@ def _assign(node: Any, path: KeyPath, value: object, place: str, above: KeyPath)
     if isinstance(node, list):
         if not isinstance(part, int) or part >= len(node):
             names = f"0 to {len(node) - 1}" if node else "none, it is empty"
-            raise InputError(
-                place, f"{written((*above, part))} is not there: the items of {written(above)} are {names}"
-            )
+            raise SlipError(place, f"{written((*above, part))} is not there: the items of {written(above)} are {names}")
     elif isinstance(node, dict):
         part = str(part)
         if rest and node.get(part) is None:
             node[part] = {}
     else:
-        raise InputError(place, f"{written(above)} is {node!r} and has no keys: set it whole instead")
+        raise SlipError(place, f"{written(above)} is {node!r} and has no keys: set it whole instead")
     if rest:
         _assign(node[part], rest, value, place, (*above, part))
     else:
@@ -73,7 +71,7 @@ def _assign(node: Any, path: KeyPath, value: object, place: str, above: KeyPath)
 def _assign_each(node: Any, rest: KeyPath, value: object, place: str, above: KeyPath) -> None:
     """``[*]``: every item that already has the key; at least one must."""
     if not isinstance(node, list) or not rest:
-        raise InputError(
+        raise SlipError(
             place, f"'*' stands for the items of a list, and {written(above) or 'the scenario'} is none there"
         )
     having = [at for at, item in enumerate(node) if isinstance(item, dict) and rest[0] in item]
@@ -81,6 +79,6 @@ def _assign_each(node: Any, rest: KeyPath, value: object, place: str, above: Key
         known = sorted({str(key) for item in node if isinstance(item, dict) for key in item})
         near = difflib.get_close_matches(str(rest[0]), known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"their keys are {', '.join(known) or 'none'}"
-        raise InputError(place, f"no item of {written(above)} has the key {rest[0]!r}: {hint}")
+        raise SlipError(place, f"no item of {written(above)} has the key {rest[0]!r}: {hint}")
     for at in having:
         _assign(node[at], rest, value, place, (*above, at))

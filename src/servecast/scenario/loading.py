@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import ValidationError
 
 from servecast import resources
-from servecast.errors import InputError
+from servecast.errors import InputError, PointError, SlipError
 from servecast.files import plain
 from servecast.scenario.document import read as read_document
 from servecast.scenario.engine_defaults import settle
@@ -23,7 +23,7 @@ from servecast.scenario.schema import Scenario
 from servecast.scenario.serving import serving
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from servecast.scenario.document import Document, KeyPath
 
@@ -119,32 +119,56 @@ def check(
 
 
 def points(scenario: Scenario) -> list[Point]:
-    """The grid of the sweep, the last key fastest, and each point with every seed."""
+    """The grid of the sweep, the last key fastest, and each point with every seed; made once for a scenario."""
+    found: list[Point] | None = getattr(scenario, "expanded", None)
+    if found is None:
+        found = []
+        for _, here in grid(scenario):
+            if isinstance(here, InputError):
+                raise here
+            found += here
+        object.__setattr__(scenario, "expanded", found)  # it is frozen
+    return found
+
+
+def grid(
+    scenario: Scenario, place: str = "scenario.sweep"
+) -> Iterator[tuple[dict[str, Any], list[Point] | InputError]]:
+    """The values of each cell of the sweep's grid, with its points (one a seed), or why it cannot be.
+
+    place : where errors say that the sweep stands
+
+    Raises InputError for too many points, and for a value that stands twice.
+    """
     count = math.prod([len(values) for values in scenario.sweep.values()]) * scenario.seeds
     if count > MOST_POINTS:
-        key = "seeds" if scenario.seeds > MOST_POINTS else "sweep"
-        raise InputError(
-            f"scenario.{key}", f"makes {count:,} points; give at most {MOST_POINTS:,}, or several scenarios"
-        )
-    data = scenario.model_dump(mode="python", exclude={"sweep", "seeds"}, exclude_unset=True)
+        where = "scenario.seeds" if scenario.seeds > MOST_POINTS else place
+        raise InputError(where, f"makes {count:,} points; give at most {MOST_POINTS:,}, or several scenarios")
     for key, choices in scenario.sweep.items():
-        told = [_shown(choice) for choice in choices]
-        for choice in told:
-            if told.count(choice) > 1:
-                raise InputError(f"scenario.sweep.{key}", f"{choice!r} stands twice: give each value once")
-    grid = itertools.product(*scenario.sweep.values())
-    found = []
-    for values in grid:
+        shown = [_shown(choice) for choice in choices]
+        for choice in shown:
+            if shown.count(choice) > 1:
+                raise InputError(f"{place}.{key}", f"{choice!r} stands twice: give each value once")
+    data = scenario.model_dump(mode="python", exclude={"sweep", "seeds"}, exclude_unset=True)
+    for values in itertools.product(*scenario.sweep.values()):
         given = dict(zip(scenario.sweep, values, strict=True))
-        swept = {key: _shown(value) for key, value in given.items()}
-        at_point = _at(data, given, _label(swept)) if given else scenario.model_copy(update={"sweep": {}, "seeds": 1})
-        if any(entry.like is not None for entry in at_point.policies):
-            at_point = settle(at_point, serving(at_point).device)
-        first = at_point.workload.seed
-        for seed in range(first, first + scenario.seeds):
-            workload = at_point.workload.model_copy(update={"seed": seed})
-            seeded = at_point.model_copy(update={"workload": workload})
-            found.append(Point(_label(swept), swept, seed, seeded))
+        try:
+            yield given, _points_at(scenario, data, given, place)
+        except InputError as error:
+            yield given, error
+
+
+def _points_at(scenario: Scenario, data: dict[str, Any], given: dict[str, Any], place: str) -> list[Point]:
+    swept = {key: _shown(value) for key, value in given.items()}
+    label = _label(swept)
+    at_point = _at(data, given, label, place) if given else scenario.model_copy(update={"sweep": {}, "seeds": 1})
+    if any(entry.like is not None for entry in at_point.policies):
+        at_point = settle(at_point, serving(at_point).device)
+    first = at_point.workload.seed
+    found = []
+    for seed in range(first, first + scenario.seeds):
+        workload = at_point.workload.model_copy(update={"seed": seed})
+        found.append(Point(label, swept, seed, at_point.model_copy(update={"workload": workload})))
     return found
 
 
@@ -153,20 +177,20 @@ def _shown(value: Any) -> str | int | float | bool:
     return value if isinstance(value, str | int | float) else json.dumps(plain(value))
 
 
-def _at(data: dict[str, Any], swept: dict[str, Any], label: str) -> Scenario:
+def _at(data: dict[str, Any], swept: dict[str, Any], label: str, above: str) -> Scenario:
     changed = plain(data)
     for key, value in swept.items():
-        place = f"scenario.sweep.{key}"
+        place = f"{above}.{key}"
         parts = parse(key, place)
         if parts[0] in {"sweep", "seeds", "name", "derived"} or parts[-1] == "name":
-            raise InputError(place, f"{parts[-1]} cannot be swept: take it out")
+            raise SlipError(place, f"{parts[-1]} cannot be swept: take it out")
         if parts == ("policies",):
-            raise InputError(place, "the list of policies cannot be swept: list them all, or sweep policies[0].KEY")
+            raise SlipError(place, "the list of policies cannot be swept: list them all, or sweep policies[0].KEY")
         assign(changed, parts, value, place)
     try:
         return check(changed, Path())
     except InputError as error:
-        raise InputError("scenario.sweep", f"at {label[:200]}: {error}") from None
+        raise PointError(above, label, error) from None
 
 
 def _label(swept: Mapping[str, Any]) -> str:

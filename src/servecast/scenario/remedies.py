@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
-from servecast.errors import InputError
+from servecast.errors import InputError, SlipError
 from servecast.scenario.keypath import written
 
 if TYPE_CHECKING:
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _SUFFIX_WORDS = {"_s": "seconds", "_rps": "requests per second", "_tokens": "tokens", "_hour": "US dollars"}
+
+
+#: Of pydantic: what is wrong whatever else stands beside it; and, given text, too.
+_SLIPS = frozenset(("extra_forbidden", "union_tag_invalid", "literal_error"))
+_NUMBERS = frozenset(("int_type", "float_type", "bool_type"))
 
 
 def input_error(
@@ -53,7 +58,10 @@ def input_error(
     if len(found) > 1:
         notes.append(f"and {len(found) - 1} more to mend")
     problem = _problem(first, path, schema, data)
-    return InputError(place, problem + (f" ({', '.join(notes)})" if notes else ""))
+    kind = first["type"]
+    text_for_number = isinstance(first["input"], str) and kind in _NUMBERS
+    error_type = SlipError if kind in _SLIPS or text_for_number else InputError
+    return error_type(place, problem + (f" ({', '.join(notes)})" if notes else ""))
 
 
 def _problem(detail: ErrorDetails, path: KeyPath, schema: type[BaseModel], data: object) -> str:
@@ -78,7 +86,7 @@ def _problem(detail: ErrorDetails, path: KeyPath, schema: type[BaseModel], data:
     if kind == "literal_error":
         choices = [part.strip("' ") for part in re.split(r", | or ", str(context["expected"]))]
         return f"{_shown(value)} is unknown: {_nearest(str(value), choices)}"
-    if isinstance(value, str) and kind in {"int_type", "float_type", "bool_type"}:
+    if isinstance(value, str) and kind in _NUMBERS:
         return _text_for_number(value, kind, str(path[-1]), wanted)
     if kind == "int_type" and isinstance(value, float) and value.is_integer():
         return f"{_shown(value)} is not written as a whole number: write {int(value)}"

@@ -361,6 +361,9 @@ def policy_keys(kind: str) -> list[tuple[str, str, str]]:
 class Scenario(Section):
     """One scenario: a model on a device, a workload, the policies to compare."""
 
+    #: The points of its sweep, once they were made (`loading.points`); a changed copy has none.
+    __slots__ = ("expanded",)
+
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
         max_length=100,

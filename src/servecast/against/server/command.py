@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from servecast.against.server import host as hosts
 from servecast.against.server.compared import Comparison
 from servecast.against.server.forecast import Setting, forecast, load
+from servecast.against.server.host import first_third, fit
 from servecast.against.server.observed import recorded, same_requests
 from servecast.errors import InputError
 from servecast.run.extrapolation import farthest
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from servecast.against.server.forecast import Forecast
+    from servecast.against.server.host import Host
     from servecast.against.server.observed import Observed
 
 _TWINS = {"patched": "vanilla", "vanilla": "patched"}
@@ -99,14 +100,14 @@ def _window(setting: Setting, requests: Observed) -> NDArray[np.bool_]:
 
 def _with_host(
     setting: Setting, file: Path, requests: Observed, host_from: Path, steps: bool, judged: NDArray[np.bool_]
-) -> tuple[hosts.Host, Setting, NDArray[np.bool_], tuple[str, ...]]:
+) -> tuple[Host, Setting, NDArray[np.bool_], tuple[str, ...]]:
     """The host's times, the setting with them, the requests that are left to judge, and notes on the other file."""
     own = host_from.resolve() == file.resolve()
     other, notes = (requests, ()) if own else recorded(host_from, f"--host-from {host_from}")
-    host = hosts.fit(setting, other, part="first third" if own else "whole", steps=steps)
+    host = fit(setting, other, part="first third" if own else "whole", steps=steps)
     host = host._replace(source=host_from.name)
     if own:
-        judged = judged & ~hosts.first_third(requests)
+        judged = judged & ~first_third(requests)
         if not judged.any():
             raise InputError(
                 "--host-from", f"{host_from} has nothing after its first third to judge: fit on another run"
