@@ -14,7 +14,7 @@ from servecast.errors import InputError
 from servecast.policies import POLICIES, Continuous, Padded, Static
 from servecast.scenario import Scenario, document, find, names, points, resolved, seen_from, serving
 from servecast.scenario.keypath import assign, parse, written
-from servecast.scenario.serving import activation_blocks, plan, step_set_aside
+from servecast.scenario.serving import activation_blocks, memory_budget, step_set_aside
 from servecast.scenario.traffic import traffic
 
 WHOLE = """\
@@ -518,7 +518,7 @@ def test_every_shipped_scenario_loads_and_opens_with_its_lesson(name):
 def test_unknown_names_and_start_up_errors_are_placed_in_the_scenario(whole, change, place, says):
     scenario = whole(**change)
     with pytest.raises(InputError) as caught:
-        plan(scenario, serving(scenario), step_set_aside(scenario.policies[2].build()))
+        memory_budget(scenario, serving(scenario), step_set_aside(scenario.policies[2].build()))
     assert caught.value.place.startswith(place)
     assert says in caught.value.problem
 
@@ -536,18 +536,18 @@ def test_memory_share_follows_the_version_unless_given(whole):
 def test_a_closed_batch_finds_its_prompts_activations_beside_its_kv(whole):
     scenario = whole()
     served = serving(scenario)
-    static = plan(scenario, served, step_set_aside(Static(16)))
+    static = memory_budget(scenario, served, step_set_aside(Static(16)))
     extra = activation_blocks(scenario, served, static)
     assert extra(16) == 0
     assert extra(8192) == math.ceil((static.activation_bytes_of(8192) - static.activation_bytes) / static.block_bytes)
-    continuous = plan(scenario, served, step_set_aside(Continuous(256, 8192)))
+    continuous = memory_budget(scenario, served, step_set_aside(Continuous(256, 8192)))
     assert continuous.kv_blocks < static.kv_blocks
 
 
 def test_memory_that_fewer_kv_blocks_leave_unused_is_there_for_activations(whole):
     scenario = whole(**{"engine.kv_blocks": "3000"})
     served = serving(scenario)
-    assert activation_blocks(scenario, served, plan(scenario, served, (16, 16)))(8192) == 0
+    assert activation_blocks(scenario, served, memory_budget(scenario, served, (16, 16)))(8192) == 0
 
 
 def test_the_resolved_scenario_has_every_default_and_can_be_read_again(whole, tmp_path):

@@ -3,6 +3,8 @@
 Raised only at the edges (files, scenarios, options). Inside, invariants are asserted instead.
 """
 
+from __future__ import annotations
+
 
 class InputError(Exception):
     """Input a user can mend: ``place`` names where it stands, ``problem`` its value and the remedy.
@@ -17,6 +19,10 @@ class InputError(Exception):
 
     def __str__(self) -> str:
         return f"{self.place}: {self.problem}"
+
+    def moved(self, place: str) -> InputError:
+        """The same error at a place that the user knows."""
+        return type(self)(place, self.problem)
 
 
 class SlipError(InputError):

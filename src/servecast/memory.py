@@ -52,6 +52,10 @@ COMMUNICATOR_BYTES = 392 * MIB
 4 and 8, NCCL 2.27 (ai-dynamo/aiconfigurator, systems/*.yaml, nccl_mem); the larger is used throughout."""
 
 
+class NotEnoughMemoryError(InputError):
+    """The engine would not start: what is left for the KV cache is nothing, or holds no sequence so long."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineDefaults:
     """What an engine uses where a user says nothing. ``like`` names the version it is taken from."""
@@ -179,7 +183,7 @@ def budget(
         kv_blocks = whole_blocks(kv_bytes - window_bytes, block_bytes) - 1
         if kv_blocks < 1:
             problem = _no_memory(device, usable, weights, activations, overhead)
-            raise InputError("engine.gpu_memory_utilization", problem)
+            raise NotEnoughMemoryError("engine.gpu_memory_utilization", problem)
     else:
         kv_bytes = (kv_blocks + 1) * block_bytes
     return MemoryBudget(
@@ -216,7 +220,7 @@ def _longest(model: ModelSpec, asked: int | None, kv_blocks: int, block_size: in
             "engine.max_model_len", f"{longest} is more than the {model.max_position} positions of {model.name}"
         )
     if longest > held:
-        raise InputError("engine.max_model_len", _too_long(longest, held, block_size, block_bytes))
+        raise NotEnoughMemoryError("engine.max_model_len", _too_long(longest, held, block_size, block_bytes))
     return longest
 
 

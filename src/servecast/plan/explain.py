@@ -8,7 +8,7 @@ from servecast import memory
 from servecast.errors import InputError
 from servecast.plan import lessons
 from servecast.scenario import check, serving
-from servecast.scenario.serving import plan, step_set_aside
+from servecast.scenario.serving import memory_budget, step_set_aside
 from servecast.specs import catalogue
 from servecast.text import Table
 
@@ -57,10 +57,9 @@ def explain(scenario: Scenario, lengths: Sequence[int] = ()) -> Iterator[Table]:
         steps.setdefault(step_set_aside(entry.build()), []).append(label)
     for step, labels in steps.items():
         try:
-            budget = plan(scenario, served, step)
-        except InputError as error:
-            if error.place.endswith(("gpu_memory_utilization", "max_model_len")):  # it is memory that is short
-                yield _overdrawn(scenario, served, step, ", ".join(labels))
+            budget = memory_budget(scenario, served, step)
+        except memory.NotEnoughMemoryError:
+            yield _overdrawn(scenario, served, step, ", ".join(labels))
             raise
         yield _budget(scenario, served, budget, step, ", ".join(labels))
         yield _concurrency(budget, lengths, ", ".join(labels))

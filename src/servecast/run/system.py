@@ -15,7 +15,13 @@ from servecast.executor import ModelExecutor
 from servecast.kvcache import BlockPool
 from servecast.metrics import Hardware, Slo, Tenants, summarise
 from servecast.routers import ROUTERS
-from servecast.scenario.serving import activation_blocks, plan, require_whole_prompts_fit, serving, step_set_aside
+from servecast.scenario.serving import (
+    activation_blocks,
+    memory_budget,
+    require_whole_prompts_fit,
+    serving,
+    step_set_aside,
+)
 from servecast.scenario.traffic import traffic
 
 if TYPE_CHECKING:
@@ -68,7 +74,7 @@ class System:
         """
         served = served or serving(scenario)
         policy = scenario.policies[at].build()
-        memory = plan(scenario, served, step_set_aside(policy))
+        memory = memory_budget(scenario, served, step_set_aside(policy))
         require_whole_prompts_fit(policy, memory, f"scenario.policies[{at}]")
         return cls(scenario, at, served, policy, memory)
 

@@ -109,7 +109,7 @@ def require_whole_prompts_fit(policy: Policy, planned: MemoryBudget, place: str)
             raise InputError(f"{place}.max_num_batched_tokens", problem)
 
 
-def plan(scenario: Scenario, served: Serving, step: tuple[int, int]) -> MemoryBudget:
+def memory_budget(scenario: Scenario, served: Serving, step: tuple[int, int]) -> MemoryBudget:
     """The memory that is left when the activations of ``step`` (tokens, sampled rows) are set aside.
 
     Raises InputError, with vLLM's own start-up errors among others.
@@ -161,4 +161,4 @@ def _placed(place: str, find: Callable[[], Found]) -> Found:
             place = f"scenario.{error.place}"
         elif Path(error.place.split(":")[0]).is_file():
             place = error.place
-        raise InputError(place, error.problem) from None
+        raise error.moved(place) from None
