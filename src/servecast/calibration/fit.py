@@ -65,7 +65,7 @@ class Report(NamedTuple):
     notes: tuple[str, ...]
 
 
-class Subject(TypedDict, total=False):
+class _Subject(TypedDict, total=False):
     """What the steps are of, as `fit` and the profile have it."""
 
     name: Required[str]
@@ -78,7 +78,7 @@ class Subject(TypedDict, total=False):
 
 
 def fit_file(
-    paths: str | Path | Sequence[str | Path], *, model: str, device: str, **subject: Unpack[Subject]
+    paths: str | Path | Sequence[str | Path], *, model: str, device: str, **subject: Unpack[_Subject]
 ) -> Profile:
     """Fit files of measured steps for a model and a device of the catalogue (or a config.json): see `fit`."""
     from servecast.specs import catalogue

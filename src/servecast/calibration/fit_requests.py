@@ -48,7 +48,7 @@ _REPLICATES: Final = 60
 _HELD_OUT: Final = 0.25
 
 
-class Timeline(NamedTuple):
+class _Timeline(NamedTuple):
     """Recorded requests in order of first token, all (n,), times in seconds.
 
     steps : decode steps of each      decode_s : how long they took      rows, context : means over them
@@ -128,7 +128,7 @@ def fit_requests(
     )
 
 
-def _redrawn(line: Timeline, physical: Physics, slowest: float, random: np.random.Generator) -> Floats:
+def _redrawn(line: _Timeline, physical: Physics, slowest: float, random: np.random.Generator) -> Floats:
     """Coefficients (replicates, 6) of requests drawn anew, each with another efficiency and another knee."""
     n = len(line.prompt)
     found = []
@@ -150,7 +150,7 @@ def _intervals(fitted: Floats, drawn: Floats) -> dict[str, Coefficient]:
     }
 
 
-def _notes(line: Timeline, coefficients: Mapping[str, Coefficient], offset_s: float) -> Iterator[str]:
+def _notes(line: _Timeline, coefficients: Mapping[str, Coefficient], offset_s: float) -> Iterator[str]:
     """How little this is: what was fitted from how many requests, how well it is known, and what was not fitted."""
     decoding, alone = int((line.steps > 0).sum()), int(line.alone.sum())
     yield (
@@ -187,7 +187,7 @@ def is_requests(columns: object) -> bool:
     return set(COLUMNS) <= set(columns)  # type: ignore[call-overload, no-any-return]  # names of a data frame
 
 
-def timeline(requests: pd.DataFrame, place: str) -> Timeline:
+def timeline(requests: pd.DataFrame, place: str) -> _Timeline:
     """Who decoded when.
 
     Raises InputError as `fit_requests` does.
@@ -219,7 +219,7 @@ def timeline(requests: pd.DataFrame, place: str) -> Timeline:
     inside = just_before >= 0
     others_sent = np.searchsorted(np.sort(sent), first) - np.searchsorted(np.sort(sent), sent, side="right")
     others_first = position - np.searchsorted(first, sent)
-    return Timeline(
+    return _Timeline(
         prompt=prompt,
         steps=steps,
         decode_s=span,
@@ -266,7 +266,7 @@ def _in_order(columns: Mapping[str, Floats]) -> tuple[Floats, ...]:
     return tuple(column[order] for column in (sent, first, last, columns["prompt_tokens"], columns["output_tokens"]))
 
 
-def _slowest_reading(line: Timeline, physical: Physics, place: str) -> float:
+def _slowest_reading(line: _Timeline, physical: Physics, place: str) -> float:
     """The least share of the bandwidth with which the weights can be read as often as the fastest answers' tokens came.
 
     Raises InputError where that is more than engines reach.
@@ -290,7 +290,7 @@ def _coefficients(values: Floats, physical: Physics, pins: _Pins) -> Floats:
     return np.array([read, token, physical.pair_s * token / physical.token_s, cached, row, step])
 
 
-def _predicted(line: Timeline, values: Floats, physical: Physics, pins: _Pins) -> tuple[Floats, Floats]:
+def _predicted(line: _Timeline, values: Floats, physical: Physics, pins: _Pins) -> tuple[Floats, Floats]:
     """Decode time and time to first token of each request [s]."""
     read, token, pair, cached, row, step = _coefficients(values, physical, pins)
     pairs = line.prompt * (line.prompt + 1) / 2
@@ -305,7 +305,7 @@ def _predicted(line: Timeline, values: Floats, physical: Physics, pins: _Pins) -
     return decode, values[3] + waited + own
 
 
-def _solve(line: Timeline, physical: Physics, pins: _Pins, chosen: npt.NDArray[np.int64]) -> Floats:
+def _solve(line: _Timeline, physical: Physics, pins: _Pins, chosen: npt.NDArray[np.int64]) -> Floats:
     """(c, m, r, offset) of the chosen requests: soft-L1 on the logarithm of predicted over recorded."""
     from scipy.optimize import least_squares
 
@@ -330,7 +330,7 @@ def _solve(line: Timeline, physical: Physics, pins: _Pins, chosen: npt.NDArray[n
     return found
 
 
-def _held_out(line: Timeline, values: Floats, physical: Physics, rows: npt.NDArray[np.bool_]) -> tuple[HeldOut, ...]:
+def _held_out(line: _Timeline, values: Floats, physical: Physics, rows: npt.NDArray[np.bool_]) -> tuple[HeldOut, ...]:
     decode, _ = _predicted(line, values, physical, _STATED)
     judged = rows & (line.steps > 0)
     if not judged.any():
@@ -340,7 +340,7 @@ def _held_out(line: Timeline, values: Floats, physical: Physics, rows: npt.NDArr
     return (HeldOut(part="random", regime="all", rows_each=steps, **error_figures(error)),)
 
 
-def _domain(line: Timeline) -> dict[str, dict[str, tuple[float, float]]]:
+def _domain(line: _Timeline) -> dict[str, dict[str, tuple[float, float]]]:
     """What the requests went through, by their means and at their first tokens."""
     some = line.steps > 0
     decode = {

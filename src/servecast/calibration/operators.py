@@ -99,7 +99,7 @@ def require_dense(model: ModelSpec) -> None:
         )
 
 
-def memory_bound(
+def _memory_bound(
     name: str,
     knots: Sequence[int],
     bytes_per_token: float,
@@ -127,7 +127,7 @@ def elementwise(model: ModelSpec, device: DeviceSpec, knots: Sequence[int], tens
     layer = 8 * model.hidden + inner + turned * (2 if model.qk_norm else 1) + 4 * keys
     launches = 6 if model.qk_norm else 5
     total = model.layers * layer + 2 * model.hidden + 4 * model.hidden
-    return memory_bound("elementwise kernels", knots, total * value, model.layers * launches + 2, device)
+    return _memory_bound("elementwise kernels", knots, total * value, model.layers * launches + 2, device)
 
 
 def sampler(model: ModelSpec, device: DeviceSpec, knots: Sequence[int], tensor_parallel: int) -> Term:

@@ -26,8 +26,11 @@ import numpy as np
 
 from servecast.cost.domain import Domain, Extrapolation
 from servecast.errors import InputError
+from servecast.specs.model import cached_in_window, pairs_in_window
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from servecast.batch import StepShape
     from servecast.cost.model import Scalars
 
@@ -152,52 +155,32 @@ class FittedCost:
 
     def context_read(self, shape: StepShape) -> Scalars:
         """Cached tokens that the rows read, as if every layer read as many (windows cut some)."""
-        decode = self._cached_in_windows(shape.decode_context, shape.decode_rows)
-        return decode + self._cached_in_windows(shape.prefill_context, shape.prefill_rows)
-
-    def _cached_in_windows(self, context: Scalars, rows: Scalars) -> Scalars:
-        """Cached tokens read once windows cut what a row can see: the window, less the token itself."""
-        full = 1.0 - sum(window.share for window in self.windows)
-        seen = np.asarray(context, dtype=float) * full
-        for share, limit in self.windows:
-            seen = seen + share * np.minimum(context, np.asarray(rows) * (limit - 1))
-        return seen
+        return sum(share * cached_in_window(shape, tokens) for share, tokens in self._attention())
 
     def pairs_computed(self, shape: StepShape) -> Scalars:
         """Query-key pairs computed once windows cut them, by the mean row (as `ModelSpec.attention_flops`)."""
-        pairs = np.asarray(shape.prefill_pairs, dtype=float)
-        if not self.windows:
-            return pairs
-        rows = np.maximum(shape.prefill_rows, 1)
-        cached = np.asarray(shape.prefill_context) / rows
-        total = cached + np.asarray(shape.prefill_tokens) / rows
-        seen = pairs * (1.0 - sum(window.share for window in self.windows))
-        for share, limit in self.windows:
-            after, before = np.maximum(total - limit, 0), np.maximum(cached - limit, 0)
-            cut = rows * (after * (after + 1) - before * (before + 1)) / 2
-            seen = seen + share * np.minimum(np.maximum(pairs - cut, 0), np.asarray(shape.prefill_tokens) * limit)
-        return seen
+        return sum(share * pairs_in_window(shape, tokens)[0] for share, tokens in self._attention())
+
+    def _attention(self) -> Iterator[tuple[float, int | None]]:
+        """Shares of the attention with the window of each, None for what attends fully."""
+        yield 1.0 - sum(window.share for window in self.windows), None
+        yield from self.windows
 
     def _windowed_durations(self, shape: StepShape, base: float, iterations: int) -> tuple[float, float, int]:
         """The affine piece up to the iteration in which the next window fills."""
         rows, context = shape.decode_rows, shape.decode_context
         growing = 1.0
-        reading = 0.0
         count = iterations
         for share, limit in self.windows:
-            growing -= share
             left = rows * (limit - 1) - context  # tokens until the window of the average row is full
             if left > 0:
-                growing += share
                 # The kink may fall between two whole iterations: only those before it are on this line.
                 count = min(count, left // rows + 1)
             else:
-                reading += share * rows * (limit - 1)
-        reading += growing * context
+                growing -= share
         if shape.prefill_rows:
             base += self.pair_s * float(self.pairs_computed(shape))
-            reading += float(self._cached_in_windows(shape.prefill_context, shape.prefill_rows))
-        base += self.context_s * reading + self.row_s * (shape.prefill_rows + rows)
+        base += self.context_s * float(self.context_read(shape)) + self.row_s * (shape.prefill_rows + rows)
         return base, self.context_s * growing * rows, count
 
 

@@ -393,7 +393,7 @@ def _finished(
         files.note(facts)
         raise
     facts["complete"] = complete
-    profile = fit_grid(request, spec, dtype, seen, facts, files.steps)
+    profile = _fit_grid(request, spec, dtype, seen, facts, files.steps)
     steps["predicted_s"] = profile.cost().seconds(shapes(steps))
     steps["unseen_s"] = steps["predicted_s"]
     grid_rows = steps["part"] == "grid"
@@ -432,7 +432,7 @@ def _refuse_impossible(request: Request, spec: DeviceSpec, dtype: str, seen: pd.
         )
 
 
-def fit_grid(
+def _fit_grid(
     request: Request, spec: DeviceSpec, dtype: str, seen: pd.DataFrame, facts: dict[str, Any], table: Path
 ) -> TabulatedProfile:
     """The profile of the grid's steps."""

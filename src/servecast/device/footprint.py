@@ -45,12 +45,12 @@ def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
         step()
         torch.cuda.synchronize(device)
         return int(torch.cuda.max_memory_allocated(device)) - int(before)
-    with LiveBytes() as live:
+    with _LiveBytes() as live:
         step()
     return int(live.peak)
 
 
-class LiveBytes(TorchDispatchMode):  # type: ignore[misc]  # torch leaves it untyped
+class _LiveBytes(TorchDispatchMode):  # type: ignore[misc]  # torch leaves it untyped
     """Counts bytes of storages that operations make while it is entered."""
 
     def __init__(self) -> None:

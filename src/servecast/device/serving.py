@@ -115,7 +115,7 @@ class Ragged:
                     upto = span.cached + done + new
                     part = slice(start + done, start + done + new)
                     mask = tiles.get((upto, new))
-                    row_attention(q[part], keys[span.slot, :upto], values[span.slot, :upto], out[part], mask)
+                    _row_attention(q[part], keys[span.slot, :upto], values[span.slot, :upto], out[part], mask)
             return out.flatten(-2)
 
         return model.logits(
@@ -214,7 +214,7 @@ class Padded:
                 return fused.transpose(1, 2).flatten(0, 1).flatten(-2)
             out = torch.empty_like(q)
             for row in range(rows):
-                row_attention(q[row], keys[row], values[row], out[row], None)
+                _row_attention(q[row], keys[row], values[row], out[row], None)
             return out.flatten(0, 1).flatten(-2)
 
         logits = self.model.logits(tokens.flatten(), positions, sampled, attend)
@@ -247,7 +247,7 @@ class Padded:
                 return fused.flatten(1)
             out = torch.empty_like(q)
             for row in range(rows):
-                row_attention(
+                _row_attention(
                     q[row : row + 1], keys[row, :upto], values[row, :upto], out[row : row + 1], seen[row, None]
                 )
             return out.flatten(-2)
@@ -258,7 +258,7 @@ class Padded:
         return logits
 
 
-def row_attention(
+def _row_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, mask: torch.Tensor | None
 ) -> None:
     """Fused attention of one row into ``out``: q (new, heads, head_dim) over k, v (keys, kv_heads, head_dim).

@@ -251,7 +251,7 @@ class ModelSpec:
             per_prefill_pair = per_decode_pair = 4.0 * heads * self.head_dim
         total = 0.0
         for group in self.groups:
-            prefill, decode = _pairs_in_window(shape, group.window)
+            prefill, decode = pairs_in_window(shape, group.window)
             total = total + group.layers * (per_prefill_pair * prefill + per_decode_pair * decode)
         return total
 
@@ -260,7 +260,7 @@ class ModelSpec:
         tokens = shape.prefill_tokens + shape.decode_rows
         moved = 0.0
         for group in self.groups:
-            moved = moved + group.layers * (_cached_in_window(shape, group.window) + tokens)
+            moved = moved + group.layers * (cached_in_window(shape, group.window) + tokens)
         return moved * self._kv_layer_bytes(kv_dtype, tensor_parallel)
 
     # --- parts -------------------------------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ def _smaller(a: Sum, b: Sum) -> Sum:
     return (a + b - abs(a - b)) / 2
 
 
-def _pairs_in_window(shape: StepShape, window: int | None) -> tuple[Sum, Sum]:
+def pairs_in_window(shape: StepShape, window: int | None) -> tuple[Sum, Sum]:
     """Query-key pairs of prefill and decode that a layer with ``window`` computes; a token sees itself.
 
     A shape knows sums over rows only, so the pairs cut off are those of a mean row. They are a convex function of the
@@ -398,7 +398,7 @@ def _pairs_in_window(shape: StepShape, window: int | None) -> tuple[Sum, Sum]:
     return prefill, _smaller(decode, shape.decode_rows * window)
 
 
-def _cached_in_window(shape: StepShape, window: int | None) -> Sum:
+def cached_in_window(shape: StepShape, window: int | None) -> Sum:
     """Cached tokens that the rows of a step read in a layer with ``window``, by the mean row as above."""
     if window is None:
         return shape.prefill_context + shape.decode_context

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
-from math import isfinite, log, log1p, sqrt
+from math import isfinite, log
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -98,11 +98,6 @@ class Lognormal:
             raise ValueError(f"median_tokens is {self.median_tokens}; it must be finite and above 0")
         if not 0 <= self.sigma <= 10:
             raise ValueError(f"sigma is {self.sigma}; it must lie between 0 (always the median) and 10")
-
-    @classmethod
-    def of_mean(cls, mean_tokens: float, cv: float, min_tokens: int = 1, max_tokens: int = LONGEST_TOKENS) -> Lognormal:
-        """The one with that mean and coefficient of variation before clipping: sigma^2 = ln(1 + cv^2)."""
-        return cls(mean_tokens / sqrt(1 + cv * cv), sqrt(log1p(cv * cv)), min_tokens, max_tokens)
 
     def draw(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """n lengths: (n,) int64 [tokens]."""

@@ -41,7 +41,7 @@ class Window(NamedTuple):
     shape: float
 
 
-class LengthTable(NamedTuple):
+class _LengthTable(NamedTuple):
     """Lengths (k,) [tokens] and how likely each is (k,), adding up to 1."""
 
     tokens: NDArray[np.int64]
@@ -49,15 +49,15 @@ class LengthTable(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ServeGenClient:
+class _ServeGenClient:
     """One client: its windows in order, and from when on which lengths hold."""
 
     name: str
     windows: tuple[Window, ...]
     starts_s: tuple[float, ...]
-    lengths: tuple[tuple[LengthTable, LengthTable], ...]
+    lengths: tuple[tuple[_LengthTable, _LengthTable], ...]
 
-    def _lengths_at(self, time_s: float) -> tuple[LengthTable, LengthTable]:
+    def _lengths_at(self, time_s: float) -> tuple[_LengthTable, _LengthTable]:
         return self.lengths[max(0, bisect_right(self.starts_s, time_s) - 1)]
 
     def draw(
@@ -99,7 +99,7 @@ class ServeGen:
     """All clients of a folder."""
 
     folder: str
-    clients: tuple[ServeGenClient, ...]
+    clients: tuple[_ServeGenClient, ...]
 
     @property
     def mean_rps(self) -> float:
@@ -147,14 +147,14 @@ def read_servegen(folder: str) -> ServeGen:
     return ServeGen(folder, tuple(_client(number, trace) for number, trace in found))
 
 
-def _client(number: int, trace: Path) -> ServeGenClient:
+def _client(number: int, trace: Path) -> _ServeGenClient:
     windows = tuple(sorted(_window(trace, line, text) for line, text in _lines(trace) if text.strip()))
     data = trace.with_name(trace.name.replace("-trace.csv", "-dataset.json"))
     tables = sorted(_tables(data).items())
     if not tables and any(window.rate_rps for window in windows):
         raise InputError(str(data), "has no lengths, and its client sends requests; fetch the file again")
     starts, lengths = zip(*tables, strict=True) if tables else ((), ())
-    return ServeGenClient(f"chunk-{number}", windows, starts, lengths)
+    return _ServeGenClient(f"chunk-{number}", windows, starts, lengths)
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
@@ -185,7 +185,7 @@ def _window(path: Path, line: int, text: str) -> Window:
     return Window(start_s, rate_rps, family, shape)
 
 
-def _tables(path: Path) -> dict[float, tuple[LengthTable, LengthTable]]:
+def _tables(path: Path) -> dict[float, tuple[_LengthTable, _LengthTable]]:
     try:
         windows = json.loads(_text(path))
         items = [(float(start), value) for start, value in windows.items()]
@@ -199,7 +199,7 @@ def _tables(path: Path) -> dict[float, tuple[LengthTable, LengthTable]]:
     return tables
 
 
-def _table(path: Path, start: float, window: Any, name: str) -> LengthTable | None:
+def _table(path: Path, start: float, window: Any, name: str) -> _LengthTable | None:
     """The probabilities of one side; None where there are none."""
     try:
         shares = ast.literal_eval(window[name])
@@ -214,4 +214,4 @@ def _table(path: Path, start: float, window: Any, name: str) -> LengthTable | No
     weights = weights[tokens > 0]  # a request for nothing is none
     if not weights.sum():
         return None
-    return LengthTable(tokens[tokens > 0], weights / weights.sum())
+    return _LengthTable(tokens[tokens > 0], weights / weights.sum())

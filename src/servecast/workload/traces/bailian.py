@@ -37,7 +37,7 @@ def _rows() -> Callable[[int, dict[str, Any]], Row]:
     return row
 
 
-class Bailian(JsonLines):
+class _Bailian(JsonLines):
     """The reader: each file has chats of its own."""
 
     def blocks(self, content: Content, rejections: Rejections) -> Iterator[Block]:
@@ -45,7 +45,7 @@ class Bailian(JsonLines):
         return JsonLines(self.name, self.signature, self.fitting, _rows(), self.found).blocks(content, rejections)
 
 
-BAILIAN = Bailian(
+BAILIAN = _Bailian(
     "bailian",
     "JSON lines with chat_id, parent_chat_id, timestamp, input_length, output_length",
     lambda row: row.keys() >= {"chat_id", "parent_chat_id", "timestamp", "input_length", "output_length"},

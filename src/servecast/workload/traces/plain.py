@@ -49,7 +49,7 @@ _NUMBERS = {"delay": {"delay_s"}, "sent": {"send_s", "sent_s"}, "ttft_s": {"ttft
 _IDS = re.compile(r"prefix_ids_(\d{1,6})")
 
 
-def plain_layout(header: list[str], row: list[str]) -> Layout | None:
+def _plain_layout(header: list[str], row: list[str]) -> Layout | None:
     """The layout of obvious names; None if a prompt or an output length is missing, or another tool's name is there."""
     found: dict[str, list[str]] = {}
     for name in dict.fromkeys(header):
@@ -89,7 +89,7 @@ def plain_layout(header: list[str], row: list[str]) -> Layout | None:
 
 def _named(content: Content, header: list[str], row: list[str]) -> Layout | None:
     try:
-        return plain_layout(header, row)
+        return _plain_layout(header, row)
     except InputError as error:
         raise InputError(content.path, error.problem) from None
 
@@ -104,11 +104,11 @@ class _Plain(Delimited):
             raise InputError(content.path, error.problem) from None
 
 
-PLAIN = _Plain("plain", "CSV with the columns arrival_s,prompt_tokens,output_tokens, or as obvious ones", plain_layout)
+PLAIN = _Plain("plain", "CSV with the columns arrival_s,prompt_tokens,output_tokens, or as obvious ones", _plain_layout)
 
 
 @dataclass(frozen=True)
-class PlainRows:
+class _PlainRows:
     """Plain JSON lines (``name`` plain_jsonl) or Parquet (plain_parquet); ids are lists there."""
 
     name: str
@@ -144,8 +144,8 @@ class PlainRows:
         return JsonLines(self.name, self.signature, lambda _: True, row, layout.found).blocks(content, rejections)
 
 
-PLAIN_JSONL = PlainRows("plain_jsonl", "JSON lines with the names of the plain CSV", parquet=False)
-PLAIN_PARQUET = PlainRows("plain_parquet", "Parquet with the names of the plain CSV", parquet=True)
+PLAIN_JSONL = _PlainRows("plain_jsonl", "JSON lines with the names of the plain CSV", parquet=False)
+PLAIN_PARQUET = _PlainRows("plain_parquet", "Parquet with the names of the plain CSV", parquet=True)
 
 
 def _row(layout: Layout, line: int, values: dict[str, Any]) -> Row:

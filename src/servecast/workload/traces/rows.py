@@ -121,7 +121,7 @@ class Row(NamedTuple):
     itl_s: tuple[float, ...] = ()
 
 
-def block_of(rows: list[Row]) -> Block:
+def _block_of(rows: list[Row]) -> Block:
     """Rows as columns; all of them have a time, or none."""
     if not rows:
         return joined([])
@@ -265,7 +265,7 @@ def parsed(numbered: Iterable[tuple[int, Any]], row: Callable[[int, Any], Row], 
             rejections.malformed(number, fault)
         except LeftOut as left:
             rejections.left_out(number, left.reason)
-    return block_of(rows)
+    return _block_of(rows)
 
 
 class Found(NamedTuple):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _WINDOW = re.compile(r"[\d.]+,[\d.eE+-]+,[^,]*,(?:Gamma|Weibull|),")
 
 
-class SummaryFormat(NamedTuple):
+class _SummaryFormat(NamedTuple):
     """One kind of summary: how it is recognised, where its rows are, and what it is good for."""
 
     name: str
@@ -29,12 +29,12 @@ class SummaryFormat(NamedTuple):
     use: str = "comparing a forecast with its figures"
 
 
-def recognised(content: Content) -> SummaryFormat | None:
+def recognised(content: Content) -> _SummaryFormat | None:
     """Which kind of summary the file is, if any."""
     return next((kind for kind in SUMMARIES if kind.fits(content)), None)
 
 
-def refuse(content: Content, kind: SummaryFormat) -> InputError:
+def refuse(content: Content, kind: _SummaryFormat) -> InputError:
     """Why a summary is no trace, what it is good for, and where the rows are."""
     return InputError(content.path, f"holds no requests, it is for {kind.use} ({kind.name}); {kind.remedy}")
 
@@ -60,34 +60,36 @@ def _lengths_of_servegen(content: Content) -> bool:
 _AIPERF = "the rows are in profile_export.jsonl beside it"
 _SERVEGEN = "read the whole folder of chunks with servegen"
 SUMMARIES = (
-    SummaryFormat(
+    _SummaryFormat(
         "SGLang summary",
         "run bench_serving with --output-details for the rows",
         _object("mean_e2e_latency_ms", without="input_lens"),
     ),
-    SummaryFormat(
+    _SummaryFormat(
         "vLLM summary",
         "run vllm bench serve with --save-result --save-detailed for the rows",
         _object("mean_ttft_ms", "duration", without="input_lens"),
     ),
-    SummaryFormat("AIPerf summary (JSON)", _AIPERF, _object("schema_version", "request_latency")),
-    SummaryFormat("AIPerf summary (CSV)", _AIPERF, _line("Metric,avg,")),
-    SummaryFormat("GuideLLM summary (CSV)", "the rows are in benchmarks.json (--output kind=json)", _line("Run Info,")),
-    SummaryFormat(
+    _SummaryFormat("AIPerf summary (JSON)", _AIPERF, _object("schema_version", "request_latency")),
+    _SummaryFormat("AIPerf summary (CSV)", _AIPERF, _line("Metric,avg,")),
+    _SummaryFormat(
+        "GuideLLM summary (CSV)", "the rows are in benchmarks.json (--output kind=json)", _line("Run Info,")
+    ),
+    _SummaryFormat(
         "inference-perf summary",
         "the rows are in per_request_lifecycle_metrics.json (report.request_lifecycle.per_request: true)",
         _object("load_summary", "successes"),
     ),
-    SummaryFormat(
+    _SummaryFormat(
         "vLLM /metrics text",
         "it holds histograms only: record requests with vllm bench serve --save-detailed, or spans",
         lambda content: any(line.startswith("vllm:") for line in content.head),
     ),
-    SummaryFormat(
+    _SummaryFormat(
         "ServeGen rates",
         _SERVEGEN,
         lambda content: bool(content.head) and _WINDOW.match(content.head[0]) is not None,
         "generating requests",
     ),
-    SummaryFormat("ServeGen lengths", _SERVEGEN, _lengths_of_servegen, "generating requests"),
+    _SummaryFormat("ServeGen lengths", _SERVEGEN, _lengths_of_servegen, "generating requests"),
 )
