@@ -5,23 +5,20 @@
 
 A timeout is one turn of ``while True: yield env.timeout(1)``. Requests have Azure-conv lengths and Poisson arrivals
 at a share of saturation (the throughput of a burst of the same requests), on the shipped H100 profile. The time of a
-run is CPU time of drawing the workload, simulating it and computing every column of summary.csv; writing the tables is
-timed apart. Both units are the best of several turns, so that a busy neighbour does not count.
+run is CPU time of drawing the workload, simulating it and computing every column of summary.csv; what the command costs
+beyond that, command.py says. Both units are the best of several turns, so that a busy neighbour does not count.
 """
 
 from __future__ import annotations
 
 import argparse
 import resource
-import tempfile
 import time
 from pathlib import Path
 
 import simpy
 
-from servecast import files as tables
-from servecast.run.results import Outcome, Results
-from servecast.run.sweep import run
+from servecast.run.sweep import Made, Task, run
 from servecast.scenario import Scenario, check, points
 
 POLICIES = {
@@ -62,12 +59,12 @@ def scenario(policy: str, requests: int, arrivals: dict[str, object]) -> Scenari
     )
 
 
-def outcome(policy: str, requests: int, arrivals: dict[str, object]) -> tuple[Outcome, float]:
+def outcome(policy: str, requests: int, arrivals: dict[str, object]) -> tuple[Made, float]:
     [point] = points(scenario(policy, requests, arrivals))
     start = time.process_time()
-    result = run(point, 0)
+    result = run(Task(point, 0))
     seconds = time.process_time() - start
-    assert isinstance(result, Outcome), result
+    assert isinstance(result, Made), result
     return result, seconds
 
 
@@ -81,8 +78,8 @@ def main() -> None:
     )
     arguments = parser.parse_args()
 
-    heads = ("policy", "requests", "load", "rps", "timeouts/s", "requests/s", "ratio", "decisions", "write", "peak MB")
-    print("{:<11}{:>9}{:>6}{:>7}{:>12}{:>12}{:>8}{:>11}{:>8}{:>9}".format(*heads))
+    heads = ("policy", "requests", "load", "rps", "timeouts/s", "requests/s", "ratio", "decisions", "peak MB")
+    print("{:<11}{:>9}{:>6}{:>7}{:>12}{:>12}{:>8}{:>11}{:>9}".format(*heads))
     for policy in arguments.policies:
         burst, _ = outcome(policy, 4000, {"kind": "burst"})
         saturation = burst.row["request_throughput_rps"]
@@ -97,25 +94,13 @@ def main() -> None:
                     best = min(best, seconds)
                 assert result is not None
                 decisions = len(result.run.decisions["start_s"]) / requests
-                written = "" if requests > 200_000 else f"{writing(result):.1f} s"
                 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
                 print(
                     f"{policy:<11}{requests:>9}{load:>6}{load * saturation:>7.2f}{unit:>12,.0f}"
                     f"{requests / best:>12,.0f}{requests / best / unit:>8.4f}"
-                    f"{decisions:>11.2f}{written:>8}{peak:>9.0f}",
+                    f"{decisions:>11.2f}{peak:>9.0f}",
                     flush=True,
                 )
-
-
-def writing(result: Outcome) -> float:
-    """CPU seconds of writing the tables of one run, made from its columns."""
-    results = Results({}, (result,))
-    with tempfile.TemporaryDirectory() as folder:
-        start = time.process_time()
-        tables.write_tables(
-            Path(folder), {}, {"summary": results.summary, "requests": results.requests, "decisions": results.decisions}
-        )
-        return time.process_time() - start
 
 
 if __name__ == "__main__":
