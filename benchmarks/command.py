@@ -1,4 +1,4 @@
-"""What the whole command ``servecast run`` costs beside its core, of one policy: start-up, then tables, metrics and page.
+"""What the whole command ``servecast run`` costs beside its core: start-up, metrics, tables, page. One policy.
 
     python benchmarks/command.py                                   # 2,000 requests; each further one up to 22,000
     python benchmarks/command.py --policy padded --profile         # where the time goes

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import toy_runs as toy
 
+from servecast.against.device.validate import Case, Validation
 from servecast.files import write_tables
 from servecast.plan.answer import BreakEven, Change, Option, Plan, Tokens
 from servecast.plan.basis import Basis, Rest
 from servecast.plan.uncertainty import Estimate
-from servecast.report import plan_files
+from servecast.report import plan_files, validation_page
 from servecast.report.run_page import run_page
 
 if TYPE_CHECKING:
@@ -106,6 +108,36 @@ def plan(folder: Path) -> Path:
 def bad_plan(folder: Path) -> Path:
     """The page of a plan of bad names."""
     return plan_files.write(made_plan(HOSTILE, HOSTILE), folder / "bad-plan", basis(HOSTILE))
+
+
+def compared(folder: Path) -> Path:
+    """The page of a comparison with a recording that is a little slower, its band and its twin."""
+    import test_compare as made
+
+    toy = made.scenario(folder, cap=3, network="{uplink_s: 0.003, downlink_s: 0.002}")
+    run = made.record(folder / "run-vanilla.csv", made.load(toy), scale=1.02)
+    made.record(folder / "run-patched.csv", made.load(toy))
+    return made.write(made.command.compared(toy, run), folder)
+
+
+def validated(folder: Path) -> Path:
+    """The page of a validation in which the device was simulated too: nothing but the page is looked at."""
+    load = toy.chat(40, 6)
+    runs = {"static": toy.batched("static", *load, batch_size=16), "continuous": toy.continuous(*load)}
+    cases = tuple(
+        Case(
+            policy, at, None if at == "burst" else 6.0, run, (SimpleNamespace(run=run), SimpleNamespace(run=run)), (), {},
+            [{"regime": "decode", "count": 9, "total": 0.01, "median": 0.02, "p95": 0.04}],
+            {name: {"median": 0.01, "p90": 0.03} for name in ("ttft", "tpot", "e2e")},
+            drift=0.01, tries=1, conclusive=policy == "static", regime=("stable", "stable"),
+        )
+        for at in ("burst", 0.6)
+        for policy, run in runs.items()
+    )  # fmt: skip
+    machine = {"processor": "a CPU", "torch": "2", "clock": "steady"}
+    facts = {"identity": {}, "machine": machine, "noise": {}, "drift": {}, "references_s": {}}
+    plan = SimpleNamespace(model_dump=lambda mode: {})
+    return validation_page.write(Validation(plan, "toy", "cpu", facts, [], cases), folder / "toy")
 
 
 def summary(page: Path) -> pd.DataFrame:

@@ -129,7 +129,7 @@ def test_it_writes_tables_logs_figures_and_a_page(found, tmp_path):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert (tmp_path / f"{name}.svg").read_text(encoding="utf-8").startswith("<svg")
     text = page.read_text(encoding="utf-8")
-    assert "<h2>1. held-out shapes" in text
+    assert "<h2>Held-out shapes" in text
     assert 'id="at-latencies-burst"' in text
     assert "gates met" in text
     json.loads((tmp_path / "validation.json").read_text(), parse_constant=pytest.fail)

@@ -111,7 +111,8 @@ def _compared(results: Results, points: Points) -> Section:
     html += f'<div class="numbers">{summary}</div>{paragraph(means + note, "quiet") if means or note else ""}'
     words = "".join(f"<dt>{escape(each.label)}</dt><dd>{escape(each.text)}</dd>" for each in ranked())
     every = _table(comparison_rows(results.summary, WIDE)[:MOST_ROWS], "All metrics")
-    html += f'<details><summary>All metrics, and what each is</summary>{every}<dl class="words">{words}</dl></details>'
+    every += f'<dl class="words">{words}</dl>'
+    html += f'<div class="numbers"><details><summary>All metrics, and what each is</summary>{every}</details></div>'
     return Section("compared", "Policies", "The policies compared", html)
 
 

@@ -265,7 +265,7 @@ def _span(slot: dict[str, Any], look: int) -> Span:
     pieces = (
         Piece(slot["start"], real, "ink"),
         Piece(real, slot["first"], "padding"),
-        Piece(slot["first"], slot["finish"], look, str(slot["id"]), 0.9),
+        Piece(slot["first"], slot["finish"], look),
         Piece(slot["finish"], slot["until"], "padding" if slot["padded"] else "idle"),
     )
     times = (("from [s]", "start"), ("first token [s]", "first"), ("last token [s]", "finish"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ def _page(validation: Validation, facts: Mapping[str, Any]) -> str:
         verdict=verdict(validation),
         sections=[
             *(
-                Section(f"table-{at}", each.title.split(":")[0], each.title, _table(each))
+                Section(f"table-{at}", re.split("[:,]", each.title)[0], each.title, _table(each))
                 for at, each in enumerate(tables(validation))
             ),
             *(chart_section(chart, chart.title.split(",")[0]) for chart in validation_charts(validation.cases)),

@@ -34,7 +34,7 @@ def _held_out(validation: Validation) -> Table:
         for e in validation.held_out
     ]
     heads = ("steps", "count", "median", "p95", "signed mean")
-    return Table("1. held-out shapes: single steps, timed anew", heads, tuple(rows))
+    return Table("Held-out shapes: single steps, timed anew", heads, tuple(rows))
 
 
 def _same_batches(validation: Validation) -> Table:
@@ -52,7 +52,7 @@ def _same_batches(validation: Validation) -> Table:
         for s in c.same_batches
     ]  # fmt: skip
     heads = ("policy", "load", "steps", "count", "total", "median", "p95")
-    return Table("2. same batches: the cost model along the executed log", heads, tuple(rows))
+    return Table("Same batches: the cost model along the executed log", heads, tuple(rows))
 
 
 def _closed_loop(validation: Validation) -> Table:
@@ -80,7 +80,7 @@ def _closed_loop(validation: Validation) -> Table:
         "verdict",
         "band",
     )
-    return Table("3. closed loop: the whole simulation", heads, tuple(rows))
+    return Table("Closed loop: the whole simulation", heads, tuple(rows))
 
 
 def _runs(validation: Validation) -> Table:
@@ -95,7 +95,7 @@ def _runs(validation: Validation) -> Table:
     ]  # fmt: skip
     heads = ("policy", "load", "req/s", "drift", "tries", "conclusive", "regime simulated", "executed",
              "lost simulated", "executed", "TTFT", "TPOT", "E2E")  # fmt: skip
-    return Table("runs, and the error of single requests (median, p90)", heads, tuple(rows))
+    return Table("Runs, and the error of single requests (median, p90)", heads, tuple(rows))
 
 
 def _ranking(validation: Validation) -> Table:
@@ -110,23 +110,23 @@ def _ranking(validation: Validation) -> Table:
         for policy, r in sorted(validation.ranking.items(), key=lambda item: -item[1]["executed"])
     ]  # fmt: skip
     heads = ("policy", "executed", "simulated", "share executed", "simulated")
-    return Table("ranking in a burst: output tokens/s, and as a share of the best", heads, tuple(rows))
+    return Table("Ranking in a burst: output tokens/s, and as a share of the best", heads, tuple(rows))
 
 
 RULES = (
     (
-        "Errors are (simulated - executed) / executed, the mean of two executions; *noise* is how far these "
-        "lie apart, all cases having been executed once before any is executed again. *At speed* is the error "
+        "Errors are (simulated - executed) / executed, the mean of two executions; noise is how far these "
+        "lie apart, all cases having been executed once before any is executed again. At speed is the error "
         "of a simulation that knows how fast the device was during each run (reference steps timed between "
-        "its batches), *error* that of the forecast, which does not; verdicts go by *error*. *Drift* is how "
+        "its batches), error that of the forecast, which does not; verdicts go by error. Drift is how "
         "far those reference steps were from their calibration."
     ),
     (
-        "Verdicts: *within noise*, the error is at most the noise; *within the gate*, at most the gate that "
-        "was set before the run; *within twice the noise*, over the gate and at most twice the noise, which "
+        "Verdicts: within noise, the error is at most the noise; within the gate, at most the gate that "
+        "was set before the run; within twice the noise, over the gate and at most twice the noise, which "
         "counts as met because the device itself does not agree with itself any better: on a noisier machine "
-        "more is met this way; *outside*, neither; *no gate*, none was set and the error is over the noise; "
-        "*inconclusive*, the device drifted too far in every try. *Band* is the range of the simulation at "
+        "more is met this way; outside, neither; no gate, none was set and the error is over the noise; "
+        "inconclusive, the device drifted too far in every try. Band is the range of the simulation at "
         "step times scaled as the file says, and whether the executed mean is in it."
     ),
 )

@@ -21,7 +21,7 @@ MOST_ROWS = 120  # of a table under a chart; the file has all of them
 
 def figure(chart: Chart) -> str:
     """The chart as ``<figure>``."""
-    arranged = " stacked" if chart.stacked else " lone" if len(chart.panels) == 1 else ""
+    arranged = " stacked" if chart.stacked else {1: " lone", 3: " three"}.get(len(chart.panels), "")
     panels = "".join(
         drawn(panel, f"{chart.title}: {panel.title}" if panel.title else chart.title) for panel in chart.panels
     )

@@ -109,12 +109,11 @@ class Area(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A stretch of a span: from x to x, in a look, as opaque as ``weight`` says, with words inside."""
+    """A stretch of a span: from x to x, in a look, as opaque as ``weight`` says."""
 
     begin: float
     end: float
     look: int | str
-    words: str = ""
     weight: float = 1.0
 
 

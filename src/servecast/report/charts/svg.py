@@ -158,8 +158,6 @@ def _span(span: Span, x: Scale, y: Scale) -> str:
         begin, end = x(piece.begin), x(piece.end)
         shade = "" if piece.weight == 1 else f' fill-opacity="{piece.weight:.2g}"'
         parts.append(_rectangle(begin, top, end - begin, bottom - top, piece.look, shade))
-        if piece.words and end - begin > 0.8 * _LETTER * len(piece.words):
-            parts.append(_text((begin + end) / 2, (top + bottom) / 2 + 4, piece.words, f"inside {piece.look} mid"))
     return f'<g class="pt span {look_class(span.look)}"{_titled(span.name, span.numbers)}{"".join(parts)}</g>'
 
 
