@@ -81,7 +81,7 @@ def rows_held(state: State) -> list[int]:
     blocks = state.pool.blocks
     return [
         blocks(sequence.offset + step)
-        if sequence.finish_step >= 0
+        if sequence in state.decoding
         else blocks(sequence.computed)
         if sequence in state.ended
         else sequence.blocks
@@ -98,9 +98,8 @@ class Watched:
     check: object
     free: list = field(default_factory=list)
 
-    @property
-    def respond(self):
-        return self.policy.respond
+    def __getattr__(self, name):
+        return getattr(self.policy, name)
 
     def start(self, pool, activation_blocks):
         return self.policy.start(pool, activation_blocks)

@@ -23,7 +23,7 @@ slopes = st.floats(0.0, 1e-3)
 
 def decode(iterations, rows=4, context=100):
     shape = StepShape(0, 0, 0, 0, rows, context, context)
-    return Batch(shape, iterations, [], Tally(0, rows, rows, 0, 0, 0), True, lambda batch: iter(()))
+    return Batch(shape, iterations, [], 1, Tally(0, rows, rows, 0, 0, 0, 0, 0), True, lambda batch: iter(()))
 
 
 class Playback:

@@ -165,7 +165,7 @@ def test_PRE_02_the_first_token_stays_where_it_was_sent():
     times = latencies(run)
     close(times["ttft"][1], 0.010)
     close(times["e2e"][1], 0.490)
-    close(run.gaps, [0.330])
+    close(run.gaps["seconds"], [0.330])
     close((times["e2e"][1] - times["ttft"][1]) / 16, 0.030)
 
 

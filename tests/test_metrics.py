@@ -58,7 +58,12 @@ def joined(*runs: toy.ToyRun, end_s: float) -> toy.ToyRun:
         for table in ("requests", "decisions")
     )
     requests["id"] = np.arange(len(requests["id"]))
-    return toy.ToyRun(requests, decisions, np.concatenate([run.gaps for run in runs]), end_s=end_s)
+    return toy.ToyRun(
+        requests,
+        decisions,
+        {name: np.concatenate([run.gaps[name] for run in runs]) for name in runs[0].gaps},
+        end_s=end_s,
+    )
 
 
 def test_met_01_an_answer_of_one_token_has_no_tpot() -> None:
@@ -227,7 +232,7 @@ def test_out_07_a_window_pays_for_its_own_time_and_its_own_tokens() -> None:
 def test_a_preempted_requests_tokens_are_in_one_window_each(edge_s: float) -> None:
     """PRE-01 with a last arrival at 1 s: 50 tokens, one of them by the step that recomputes, and all within (0, 1]."""
     run = toy.continuous([0.0, 0.0, 1.0], [16, 32, 10], [33, 17, 1], capacity=4, seconds=lambda shape: STEP)
-    assert len(run.gaps) == 1 and run.requests["generated_tokens"].tolist() == [33, 17, 1]
+    assert len(run.gaps["seconds"]) == 1 and run.requests["generated_tokens"].tolist() == [33, 17, 1]
 
     def tokens(start_s: float, end_s: float) -> float:
         row = row_of(run, window=metrics.Window(warmup_s=start_s, cooldown_s=1.0 - end_s))
@@ -235,7 +240,7 @@ def test_a_preempted_requests_tokens_are_in_one_window_each(edge_s: float) -> No
 
     assert tokens(0.0, 1.0) == pytest.approx(50)
     assert tokens(0.0, edge_s) + tokens(edge_s, 1.0) == pytest.approx(50)
-    # The one whose time is not kept is spread like the others: within a token of those that were given by then.
+    # The token of the step that recomputes counts where it came.
     decoded = sum(
         int(rows) * sum(start + STEP * (at + 1) <= edge_s for at in range(int(count)))
         for start, count, rows in zip(
@@ -243,7 +248,8 @@ def test_a_preempted_requests_tokens_are_in_one_window_each(edge_s: float) -> No
         )
     )
     first = int((run.requests["first_token_s"] <= edge_s).sum())
-    assert tokens(0.0, edge_s) == pytest.approx(decoded + first + decoded / 47)
+    resumed = int((run.gaps["end_s"] <= edge_s).sum())
+    assert tokens(0.0, edge_s) == pytest.approx(decoded + first + resumed)
 
 
 def test_an_empty_window_is_refused_in_one_line() -> None:
@@ -452,7 +458,7 @@ def test_preempted_requests_keep_their_resume_gap() -> None:
     row = row_of(run)
     assert row["preemptions"] == 1
     assert row["makespan_s"] == pytest.approx(0.49)  # PRE-01
-    assert run.gaps.tolist() == pytest.approx([0.33])  # PRE-02
+    assert run.gaps["seconds"].tolist() == pytest.approx([0.33])  # PRE-02
     assert metrics.token_gaps(run).percentiles([100]) == pytest.approx([0.33])
     assert metrics.token_gaps(run).counts.sum() == 48
     assert row["recomputed_tokens"] == run.decisions["recomputed_tokens"].sum() > 0
@@ -546,7 +552,9 @@ def test_pooled_gaps_are_numpys_to_within_a_bin(
         every += np.repeat(steps, tokens).tolist()
         shape = {"iterations": count, "step_s": first, "seconds": steps.sum(), "decode_rows": tokens}
         rows.append({"start_s": 0.0} | shape)
-    run = toy.ToyRun(toy.request_columns([{}]), toy.decision_columns(rows), np.array(resumed))
+    run = toy.ToyRun(
+        toy.request_columns([{}]), toy.decision_columns(rows), toy.gap_columns([(0, 1.0, gap, 1) for gap in resumed])
+    )
     histogram = metrics.token_gaps(run)
     assert histogram.counts.sum() == len(every)
     if every:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import re
 
@@ -14,7 +15,7 @@ from servecast.errors import InputError
 from servecast.policies import POLICIES, Continuous, Padded, Static
 from servecast.scenario import Scenario, document, find, names, points, resolved, seen_from, serving
 from servecast.scenario.keypath import assign, parse, written
-from servecast.scenario.serving import activation_blocks, memory_budget, step_set_aside
+from servecast.scenario.serving import activation_blocks, memory_budget
 from servecast.scenario.traffic import traffic
 
 WHOLE = """\
@@ -98,7 +99,7 @@ def test_a_scenario_is_frozen(whole):
 def test_a_policy_is_its_own_schema(kind):
     """Every field of the dataclass is a key, with its default, and nothing else but kind, name and like."""
     section = next(entry for entry in _policy_sections() if entry.described_by is POLICIES[kind])
-    fields = {name: field.default for name, field in POLICIES[kind].__dataclass_fields__.items()}
+    fields = {field.name: field.default for field in dataclasses.fields(POLICIES[kind])}
     assert set(section.model_fields) == {"kind", "name", "like", *fields}
     assert section(kind=kind).build() == POLICIES[kind]()
 
@@ -518,7 +519,7 @@ def test_every_shipped_scenario_loads_and_opens_with_its_lesson(name):
 def test_unknown_names_and_start_up_errors_are_placed_in_the_scenario(whole, change, place, says):
     scenario = whole(**change)
     with pytest.raises(InputError) as caught:
-        memory_budget(scenario, serving(scenario), step_set_aside(scenario.policies[2].build()))
+        memory_budget(scenario, serving(scenario), scenario.policies[2].build().set_aside)
     assert caught.value.place.startswith(place)
     assert says in caught.value.problem
 
@@ -536,11 +537,11 @@ def test_memory_share_follows_the_version_unless_given(whole):
 def test_a_closed_batch_finds_its_prompts_activations_beside_its_kv(whole):
     scenario = whole()
     served = serving(scenario)
-    static = memory_budget(scenario, served, step_set_aside(Static(16)))
+    static = memory_budget(scenario, served, Static(16).set_aside)
     extra = activation_blocks(scenario, served, static)
     assert extra(16) == 0
     assert extra(8192) == math.ceil((static.activation_bytes_of(8192) - static.activation_bytes) / static.block_bytes)
-    continuous = memory_budget(scenario, served, step_set_aside(Continuous(256, 8192)))
+    continuous = memory_budget(scenario, served, Continuous(256, 8192).set_aside)
     assert continuous.kv_blocks < static.kv_blocks
 
 

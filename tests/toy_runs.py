@@ -13,6 +13,7 @@ import pandas as pd
 
 from servecast import metrics
 from servecast.batch import DECISION_COLUMNS, OutOfMemory, StepShape
+from servecast.engine import GAP_COLUMNS
 from servecast.report import Roof
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ COMPLETED, REJECTED, OOM, UNFINISHED = range(4)
 class ToyRun:
     requests: dict[str, Any]
     decisions: dict[str, Any]
-    gaps: Any = field(default_factory=lambda: np.zeros(0))
+    gaps: Any = field(default_factory=lambda: gap_columns([]))
     oom: list[OutOfMemory] = field(default_factory=list)
     end_s: float = 0.0
     kv_blocks_total: int = 100
@@ -48,6 +49,11 @@ def request_columns(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     names = [*defaults, "id", "sent_s", "output_limit"]
     times = {name for name in names if name.endswith("_s")}
     return {name: np.array([row[name] for row in full], float if name in times else np.int64) for name in names}
+
+
+def gap_columns(rows: Sequence[tuple[float, float, float, int]]) -> dict[str, Any]:
+    """Columns of gaps that are not one iteration long."""
+    return dict(zip(GAP_COLUMNS, np.array(rows, float).reshape(-1, len(GAP_COLUMNS)).T, strict=True))
 
 
 def decision_columns(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
@@ -236,7 +242,7 @@ def continuous(
         )  # fmt: skip
         for m in running:
             if m in again:
-                gaps.append(now - last_token[m])
+                gaps.append((m, now, now - last_token[m], 1))
                 log.requests[m]["recomputed_tokens"] = (
                     log.requests[m].get("recomputed_tokens", 0) + prompts[m] + done[m]
                 )
@@ -248,7 +254,7 @@ def continuous(
                 log.requests[m] |= {"finish_s": now, "status": COMPLETED}
                 free_slots.append(log.requests[m]["slot"])
         running = [m for m in running if done[m] < outputs[m]]
-    return log.run(gaps=np.array(gaps), end_s=now, kv_blocks_total=capacity)
+    return log.run(gaps=gap_columns(gaps), end_s=now, kv_blocks_total=capacity)
 
 
 def chat(requests: int, rate_rps: float, seed: int = 1) -> tuple[Any, Any, Any]:

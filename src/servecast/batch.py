@@ -57,10 +57,13 @@ class Tally(NamedTuple):
     """What a decision is besides its shape: what was asked for, who holds a slot, and what it cost others.
 
     useful_prefill_tokens, useful_decode_rows : the part of the first iteration that somebody wants
-    slots : rows held, finished members of a closed batch included
+    slots : slots held, those of rows that have finished and of rows that stand still included
     waiting : sequences left in the queue
     preempted : sequences put back into it
     recomputed_tokens : tokens computed that had been computed before
+    stalled_rows : rows that have not finished, and compute nothing in this step
+    resumed_rows : decode rows that stood still before this step; the gap before the token of their first iteration is
+        longer than that iteration, and stands in the run's gaps
     """
 
     useful_prefill_tokens: int
@@ -69,6 +72,8 @@ class Tally(NamedTuple):
     waiting: int
     preempted: int
     recomputed_tokens: int
+    stalled_rows: int
+    resumed_rows: int
 
 
 def tally(*counts: int) -> Tally:
@@ -77,21 +82,29 @@ def tally(*counts: int) -> Tally:
 
 
 class Batch:
-    """What runs next, and for how many iterations it stays the same if nobody arrives.
+    """What runs next: who advances, by how many tokens, and for how many iterations that holds if nobody arrives.
 
-    ``shape`` is that of the first iteration, as computed (padding included); each further iteration adds one cached
-    token per decode row. ``prefill`` are rows with the tokens they compute, decode rows aside. ``interruptible``: an
-    arrival could change the decision, so the run ends at the first iteration boundary at or after one. ``rows(batch)``
-    walks the rows; only a device needs to.
+    shape : of the first iteration, as computed (padding included); each further one has one cached token more per
+        decode row
+    prefill : rows that compute tokens of a prompt, or take up again after a pause, each with how many
+    decode : tokens that each of the state's decode rows advances by in an iteration: 1, or 0 where they stand still
+    interruptible : an arrival could change the decision, so the run ends at the first iteration boundary at or after it
+    rows : ``rows(batch)`` walks the rows of the first iteration; only a device needs to
+
+    `State.commit` books exactly this. Two things that are not built have their place here. *Speculative decoding*: how
+    many tokens a row took is known when the step has ended, so its rows come with their tokens, as those of ``prefill``
+    do, and such a batch has one iteration. *Disaggregation*: a row that leaves for another replica is taken out of the
+    decode rows as a preempted one is, its counts up to date, and is admitted there with its tokens found in the cache.
     """
 
-    __slots__ = ("interruptible", "iterations", "prefill", "rows", "shape", "tally")
+    __slots__ = ("decode", "interruptible", "iterations", "prefill", "rows", "shape", "tally")
 
     def __init__(
         self,
         shape: StepShape,
         iterations: int,
         prefill: list[tuple[Sequence, int]],
+        decode: int,
         tally: Tally,
         interruptible: bool,
         rows: Callable[[Batch], Iterator[Row]],
@@ -99,6 +112,7 @@ class Batch:
         self.shape = shape
         self.iterations = iterations
         self.prefill = prefill
+        self.decode = decode
         self.tally = tally
         self.interruptible = interruptible
         self.rows = rows
@@ -121,7 +135,8 @@ class OutOfMemory(NamedTuple):
 
 Decision = Batch | Wait | OutOfMemory
 
-#: Columns of a run's log, one row a scheduling decision. The first eleven are the schema of every table of steps.
+#: Columns of a run's log, one row a scheduling decision. Every table of steps has ``iterations``, ``seconds`` and the
+#: fields of `StepShape` among its columns.
 DECISION_COLUMNS = (
     "start_s",
     "iterations",

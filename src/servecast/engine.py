@@ -44,11 +44,12 @@ if TYPE_CHECKING:
 
     from servecast.executor import Durations, Executor
     from servecast.kvcache import BlockPool
-    from servecast.policies.state import Policy, Queue
+    from servecast.policies.policy import Policy
+    from servecast.policies.state import Queue
     from servecast.routers import Router
     from servecast.workload.clients import Client
 
-#: Columns of a run's requests. Unknown times are NaN.
+#: Columns of a run's requests. What is not known (a time, the slot of one never admitted) is NaN.
 REQUEST_COLUMNS = (
     "id",
     "arrival_s",
@@ -65,6 +66,9 @@ REQUEST_COLUMNS = (
     "recomputed_tokens",
     "slot",
 )
+#: Columns of the gaps between tokens that are not one iteration long: when the token came, after how long, and to how
+#: many rows. ``request`` is the one that was preempted or paused; NaN where decode rows stood still together.
+GAP_COLUMNS = ("request", "end_s", "seconds", "rows")
 #: Up to here a clock in double precision tells milliseconds apart to 1e-5 of themselves.
 LATEST_S = 1e8
 #: Preemptions without a token in between after which there will never be one.
@@ -98,7 +102,7 @@ class Run:
 
     requests : REQUEST_COLUMNS, a row a request, in order of id
     decisions : DECISION_COLUMNS, a row a scheduling decision, in order of start
-    gaps : inter-token gaps [s] that are not one iteration long (a preempted sequence's)
+    gaps : GAP_COLUMNS, in order of time
     oom : crashes
     end_s : when the last thing happened, or the horizon
     kv_blocks_total : usable blocks of one replica
@@ -106,7 +110,7 @@ class Run:
 
     requests: dict[str, NDArray[Any]]
     decisions: dict[str, NDArray[Any]]
-    gaps: NDArray[np.float64]
+    gaps: dict[str, NDArray[np.float64]]
     oom: list[OutOfMemory]
     end_s: float
     kv_blocks_total: int
@@ -396,6 +400,8 @@ class _Replica:
             return
         self._batch = None
         state = self.state
+        if state.stood and batch.decode:
+            state.resume(start + durations.first)
         finished = state.commit(batch, durations.count, end)
         if self._alone and type(durations) is Affine:  # several replicas log exact seconds, not a difference of times
             log = self._log
@@ -475,13 +481,13 @@ class _Replica:
     def _record(self, sequence: Sequence, status: int, finish_s: float) -> None:
         self.ended += 1
         request = sequence.request
-        scheduled, first = sequence.scheduled_s, sequence.first_token_s
+        scheduled, first, slot = sequence.scheduled_s, sequence.first_token_s, sequence.slot
         self.requests.rows.append(
             (
                 request.id, request.arrival_s, sequence.sent_s, request.prompt_tokens, request.output_tokens,
                 sequence.output_limit, sequence.generated, _nan if scheduled is None else scheduled,
                 _nan if first is None else first, finish_s, status, sequence.preemptions, sequence.recomputed,
-                sequence.slot,
+                _nan if slot is None else slot,
             )
         )  # fmt: skip
 
@@ -490,7 +496,7 @@ class _Replica:
         return Run(
             requests=_ordered(requests, np.argsort(requests["id"], kind="stable")),
             decisions=self.decisions.columns(),
-            gaps=np.array(self.state.gaps, dtype=np.float64),
+            gaps=dict(zip(GAP_COLUMNS, np.array(self.state.gaps, np.float64).reshape(-1, 4).T, strict=True)),
             oom=self.oom,
             end_s=self.now,
             kv_blocks_total=self.state.pool.total,
@@ -505,11 +511,12 @@ def _joined(runs: list[Run]) -> Replayed:
         return Replayed((first,), first, np.zeros(len(first.requests["id"]), np.int64))
     requests = {name: np.concatenate([run.requests[name] for run in runs]) for name in first.requests}
     decisions = {name: np.concatenate([run.decisions[name] for run in runs]) for name in first.decisions}
+    gaps = {name: np.concatenate([run.gaps[name] for run in runs]) for name in first.gaps}
     order = np.argsort(requests["id"], kind="stable")
     whole = Run(
         requests=_ordered(requests, order),
         decisions=_ordered(decisions, np.argsort(decisions["start_s"], kind="stable")),
-        gaps=np.concatenate([run.gaps for run in runs]),
+        gaps=_ordered(gaps, np.argsort(gaps["end_s"], kind="stable")),
         oom=sorted((event for run in runs for event in run.oom), key=lambda event: event.time_s),
         end_s=max(run.end_s for run in runs),
         kv_blocks_total=first.kv_blocks_total,

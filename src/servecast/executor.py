@@ -54,6 +54,10 @@ class Durations(Protocol):
     def total(self) -> float: ...
 
     @property
+    def first(self) -> float:
+        """Of the first iteration [s]."""
+
+    @property
     def last(self) -> float:
         """Of the last iteration [s]."""
 
@@ -74,6 +78,10 @@ class Affine:
         self.slope = slope
         self.count = count
         self.total = base if count == 1 else affine_end(base, slope, count)
+
+    @property
+    def first(self) -> float:
+        return self.base
 
     @property
     def last(self) -> float:
@@ -104,6 +112,10 @@ class Measured:
     @property
     def total(self) -> float:
         return sum(self.seconds)
+
+    @property
+    def first(self) -> float:
+        return self.seconds[0]
 
     @property
     def last(self) -> float:

@@ -1,4 +1,4 @@
-"""The KV cache's books: free + held = total, always.
+"""The KV cache's books: free + held = total, always. Whoever takes or gives back a block says so here.
 
 Blocks are counted, not named: without prefix caching no two sequences share one, so which block a sequence holds
 changes nothing that can be observed.
@@ -33,6 +33,10 @@ class BlockPool:
     def take(self, blocks: int) -> None:
         self.held += blocks
         assert self.held <= self.total, f"{self.held} KV blocks held of {self.total}"
+
+    def clear(self) -> None:
+        """Take back every block."""
+        self.held = 0
 
     def give(self, blocks: int) -> None:
         self.held -= blocks

@@ -25,7 +25,7 @@ _CHUNK = 65_536
 class Log:
     """``rows`` takes tuples of numbers in the order of ``names``; a row may come as several.
 
-    Names that end in ``_s``, and ``seconds``, hold times.
+    Names that end in ``_s``, and ``seconds``, hold times; ``slot`` may be NaN.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
@@ -62,6 +62,6 @@ class Log:
 
 
 def _dtype(name: str) -> type[np.generic]:
-    if name.endswith("_s") or name == "seconds":
+    if name.endswith("_s") or name in ("seconds", "slot"):
         return np.float64
     return np.int64 if name in _WIDE else np.int32

@@ -36,10 +36,14 @@ class Status(IntEnum):
 class Sequence:
     """A request being served.
 
-    ``tokens`` is the prompt plus what was generated, ``computed`` how many of them are in the KV cache, ``blocks``
-    how many KV blocks it holds. These stand still while the sequence decodes: then only the totals of
-    `policies.decoding` advance (``finish_step`` is not negative, ``offset`` ties it to them), and they are brought up
-    to date when it leaves. ``resident`` is the most it ever had computed: computing below it is computing again.
+    tokens : the prompt plus what was generated
+    computed : how many of them are in the KV cache
+    blocks : KV blocks it holds
+    resident : the most it ever had computed; computing below it is computing again
+    slot : where it runs, or ran last; None before it was first admitted
+    offset, finish_step : while it decodes, how it stands to the totals of `policies.decoding`. Only those advance then;
+        its own counts are brought up to date when it leaves them
+    last_token_s : when it had its last token [s], but for those it had while it decoded
     """
 
     __slots__ = (
@@ -55,15 +59,15 @@ class Sequence:
         self.computed = 0
         self.generated = 0
         self.blocks = 0
-        self.slot = -1
+        self.slot: int | None = None
         self.offset = 0
-        self.finish_step = -1
+        self.finish_step = 0
         self.preemptions = 0
         self.recomputed = 0
         self.resident = 0
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
-        self.last_token_s: float | None = None
+        self.last_token_s = 0.0
 
     def __repr__(self) -> str:
         return f"Sequence({self.request.id}, computed {self.computed} of {self.tokens}, generated {self.generated})"

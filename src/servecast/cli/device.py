@@ -153,8 +153,12 @@ def cliff(
 
         servecast cliff --model cpu-small --device cpu --prompt 128 --output 64 --memory-gb 0.2
     """
-    if policy not in ("static", "padded"):
-        raise InputError("--policy", f"{policy!r} has no cliff, it preempts or is unknown: use static or padded")
+    from servecast.policies import POLICIES
+
+    closed = [kind for kind, each in POLICIES.items() if each.closed]
+    if policy not in closed:
+        remedy = " or ".join(closed)
+        raise InputError("--policy", f"{policy!r} has no cliff, it preempts or is unknown: use {remedy}")
     if memory_gb is not None and not 0 < memory_gb < math.inf:
         raise InputError("--memory-gb", f"{memory_gb:g} must be > 0 and finite")
     module = _device_module("cliff")

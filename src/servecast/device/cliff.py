@@ -29,6 +29,7 @@ from servecast.device.model import refuse_unsupported, transformer
 from servecast.device.serving import KVCache, Padded, Ragged
 from servecast.device.timing import open_device
 from servecast.errors import InputError
+from servecast.policies import POLICIES
 from servecast.specs import catalogue
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ def _run(case: CliffCase, rows: int) -> int | None:
     cache = KVCache(model, rows, case.prompt + case.output)
     tokens = torch.zeros((rows, case.prompt), dtype=torch.int64, device=device)
     last = case.prompt + case.output - 1
-    if case.policy == "padded":
+    if POLICIES[case.policy].rectangle:
         padded = Padded(model, cache)
         padded.begin([case.prompt] * rows)
         following = padded.prefill(tokens)

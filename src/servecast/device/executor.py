@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 
 class DeviceExecutor:
-    """Runs batches of one policy: ``padded`` its kind, ``slots`` the most rows at once, ``max_length`` the longest row.
+    """Runs batches of one policy: ``slots`` rows at once, at most, of up to ``max_length`` tokens.
+
+    ``padded``: every row is computed as long as the longest.
 
     ``limit``, on a CPU and for closed batches: the cache grows with the batch, and a step may run out of memory.
     ``tokens`` has those of each request so far, prompt included, by its id.
@@ -96,7 +98,7 @@ class DeviceExecutor:
     def _run_ragged(self, batch: Batch, until: float) -> Measured:
         rows = list(batch.rows(batch))
         owed = len(batch.prefill)  # the first rows prefill; only they can be of several tokens
-        spans = [Span(row.sequence.slot, row.cached, row.new) for row in rows]
+        spans = [Span(_slot(row.sequence), row.cached, row.new) for row in rows]
         histories = [self._history(row.sequence) for row in rows]
         samples = [at >= owed or row.cached + row.new == row.sequence.tokens for at, row in enumerate(rows)]
         inputs = [t for h, span in zip(histories, spans, strict=True) for t in h[span.cached : span.cached + span.new]]
@@ -154,6 +156,11 @@ class DeviceExecutor:
             draw = np.random.default_rng((self._seed, request.id))
             history = self.tokens[request.id] = draw.integers(0, self.model.spec.vocab, request.prompt_tokens).tolist()
         return history
+
+
+def _slot(sequence: Served) -> int:
+    assert sequence.slot is not None, f"{sequence} does not run"
+    return sequence.slot
 
 
 def allocated(model: Transformer, slots: int, max_length: int, growing: bool = False) -> KVCache:

@@ -13,7 +13,7 @@ from servecast.requests import Status
 if TYPE_CHECKING:
     import pandas as pd
 
-    from servecast.metrics.log import Run
+    from servecast.engine import Run
     from servecast.metrics.waste import Hardware
 
 
@@ -29,7 +29,8 @@ def requests_frame(run: Run) -> pd.DataFrame:
     columns["status"] = pd.Categorical.from_codes(run.requests["status"].astype(np.int8), categories=pd.Index(names))
     columns |= {name: run.requests[name] for name in ("scheduled_s", "first_token_s", "finish_s")}
     columns |= {f"{name}_s": times[name] for name in ("queue", *times)}
-    columns |= {name: run.requests[name] for name in ("preemptions", "recomputed_tokens", "slot")}
+    columns |= {name: run.requests[name] for name in ("preemptions", "recomputed_tokens")}
+    columns["slot"] = pd.array(run.requests["slot"], dtype="Int32")
     return pd.DataFrame(columns)
 
 

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from servecast.metrics.log import chunks
+from servecast.metrics.log import TIME_TOLERANCE_S, chunks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from servecast.metrics.log import Columns, Run
+    from servecast.engine import Run
+    from servecast.metrics.log import Columns
 
 
 class GapHistogram:
@@ -50,9 +51,7 @@ class GapHistogram:
 
         Costs as many operations as a decision touches bins, not as it has iterations.
         """
-        slope = np.zeros(len(first))
-        several = iterations > 1
-        slope[several] = 2 * (seconds / np.maximum(iterations, 1) - first)[several] / (iterations[several] - 1)
+        slope = _slopes(first, seconds, iterations)
         low = np.where(slope < 0, first + slope * (iterations - 1), first)  # a falling run is the same multiset upwards
         slope = np.abs(slope)
         first_bin = self._bins(low)
@@ -120,14 +119,47 @@ class GapHistogram:
         return [float(value) for value in low + (high - low) * (place - below)]
 
 
-def token_gaps(run: Run, decisions: Columns | None = None) -> GapHistogram:
-    """The pooled gaps of ``run`` (of its ``decisions`` when given); none when answers come in one piece."""
+def _slopes(
+    first: NDArray[np.float64], seconds: NDArray[np.float64], iterations: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """By how much each iteration of a coalesced decision is longer than the one before it: (n,) [s]."""
+    slope = np.zeros(len(first))
+    several = iterations > 1
+    slope[several] = 2 * (seconds[several] / iterations[several] - first[several]) / (iterations[several] - 1)
+    return slope
+
+
+def token_gaps(run: Run, decisions: Columns | None = None, bounds: tuple[float, float] | None = None) -> GapHistogram:
+    """The pooled gaps of ``run`` (of its ``decisions`` when given); none when answers come in one piece.
+
+    A row that decodes has a gap as long as each iteration, unless it stood still before its first one: that gap is in
+    the run's own list, as are those of rows that were preempted. Of that list ``bounds`` [s] takes the tokens in
+    (start, end].
+    """
     histogram = GapHistogram()
     if run.respond == "batch_end":
         return histogram
     for part in chunks(run.decisions if decisions is None else decisions):
         busy = np.flatnonzero(part["useful_decode_rows"])
-        columns = (part[name][busy] for name in ("step_s", "seconds", "iterations", "useful_decode_rows"))
-        histogram.add_runs(*columns)
-    histogram.add(run.gaps)
+        names = ("step_s", "seconds", "iterations", "useful_decode_rows", "resumed_rows")
+        first, seconds, iterations, rows, resumed = (part[name][busy] for name in names)
+        if resumed.any():  # their first iteration is no gap of rows that stood still before it
+            histogram.add(first, np.where(resumed, rows - resumed, 0).astype(np.float64))
+            slope = np.where(resumed, _slopes(first, seconds, iterations), 0.0)
+            seconds = np.where(resumed, seconds - first, seconds)
+            first, iterations = first + slope, iterations - (resumed > 0)
+            left = iterations > 0
+            first, seconds, iterations, rows = (column[left] for column in (first, seconds, iterations, rows))
+        histogram.add_runs(first, seconds, iterations, rows)
+    listed = gaps_within(run, bounds)
+    histogram.add(listed["seconds"], listed["rows"])
     return histogram
+
+
+def gaps_within(run: Run, bounds: tuple[float, float] | None) -> dict[str, NDArray[np.float64]]:
+    """The listed gaps (`engine.GAP_COLUMNS`) whose token comes in (start, end] [s]; all without bounds."""
+    if bounds is None:
+        return run.gaps
+    end_s = run.gaps["end_s"]
+    inside = (end_s > bounds[0] + TIME_TOLERANCE_S) & (end_s <= bounds[1] + TIME_TOLERANCE_S)
+    return {name: column[inside] for name, column in run.gaps.items()}

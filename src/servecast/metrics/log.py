@@ -1,15 +1,15 @@
-"""The columns of a run as the metrics read them, and its decisions clipped, chunked and as mean shapes."""
+"""Decisions of a run as the metrics read them: clipped to a window, in chunks, and as mean shapes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from servecast.batch import StepShape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -17,46 +17,6 @@ if TYPE_CHECKING:
 
 TIME_TOLERANCE_S = 1e-9  # coalesced and stepped runs agree to this; a target met to within it is met
 _CHUNK = 1 << 17  # rows of a table looked at together: bounds memory, whatever the length of the run
-
-
-class Failure(Protocol):
-    """One out-of-memory event of a run."""
-
-    @property
-    def time_s(self) -> float:
-        """When the engine crashed [s]."""
-
-
-class Run(Protocol):
-    """The part of a run that is read here."""
-
-    @property
-    def requests(self) -> Columns:
-        """One row a request, in order of id."""
-
-    @property
-    def decisions(self) -> Columns:
-        """One row a scheduling decision, in order of time: `servecast.batch.DECISION_COLUMNS`."""
-
-    @property
-    def gaps(self) -> NDArray[np.float64]:
-        """Inter-token gaps that are not one iteration long [s]: those of resumed requests."""
-
-    @property
-    def oom(self) -> Sequence[Failure]:
-        """Out-of-memory events, in order of time."""
-
-    @property
-    def end_s(self) -> float:
-        """When the run ended [s]; the workload's clock starts at 0."""
-
-    @property
-    def kv_blocks_total(self) -> int:
-        """Usable blocks of the KV cache."""
-
-    @property
-    def respond(self) -> str:
-        """``stream``, or ``batch_end`` when a request's tokens all come at the end of its batch."""
 
 
 def clip_decisions(decisions: Columns, start: float, end: float) -> dict[str, NDArray[Any]]:
@@ -79,6 +39,8 @@ def clip_decisions(decisions: Columns, start: float, end: float) -> dict[str, ND
         kept["step_s"][place] = first + slope * skipped
         kept["decode_context"][place] += skipped * kept["decode_rows"][place]
         kept["max_context"][place] += skipped
+        if skipped:
+            kept["resumed_rows"][place] = 0  # it was in the first iteration that they took up again
     return {name: column[kept["iterations"] > 0] for name, column in kept.items()}
 
 

@@ -4,7 +4,7 @@ Rejected, crashed and unfinished requests enter no latency and no throughput. Pe
 interpolation (`PERCENTILE_RULE`), for the pooled ITL to within the width of a 0.1 % bin.
 
 With a `Window` requests are attributed by arrival and tokens by emission: an iteration belongs to the window in which
-it ends. Left out: gaps of resumed requests carry no time, so a window keeps all of them.
+it ends, and a gap that is listed by itself to the one in which its token came.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from servecast.errors import InputError
-from servecast.metrics.gaps import token_gaps
+from servecast.metrics.gaps import gaps_within, token_gaps
 from servecast.metrics.latencies import latencies
 from servecast.metrics.log import clip_decisions
 from servecast.metrics.slo import good_requests
@@ -26,7 +26,8 @@ from servecast.requests import Status
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from servecast.metrics.log import Columns, Run
+    from servecast.engine import Run
+    from servecast.metrics.log import Columns
     from servecast.metrics.slo import Slo, Tenants
     from servecast.metrics.waste import Hardware
 
@@ -131,7 +132,7 @@ class Measured:
     @cached_property
     def gaps(self) -> tuple[float | None, ...]:
         """Mean and `PERCENTILES` [s] of the gaps between tokens, pooled over all requests."""
-        pooled = token_gaps(self.run, self.decisions)
+        pooled = token_gaps(self.run, self.decisions, self.bounds)
         return (pooled.mean(), *pooled.percentiles(PERCENTILES))
 
     @cached_property
@@ -166,8 +167,8 @@ class Measured:
             return float(run.requests["generated_tokens"][given].sum())
         first = run.requests["first_token_s"]
         emitted = float((decisions["iterations"] * decisions["useful_decode_rows"]).sum())
-        every = float((run.decisions["iterations"] * run.decisions["useful_decode_rows"]).sum())
-        resumed = len(run.gaps) * emitted / every if every else 0.0  # their times are not kept: spread like the others
+        # One token comes with the step that computes a preempted request again: no decode row gave it.
+        resumed = int((~np.isnan(gaps_within(run, self.bounds)["request"])).sum())
         return emitted + float(((first > start) & (first <= end)).sum()) + resumed
 
     def usd_per_million(self, tokens: float) -> float | None:

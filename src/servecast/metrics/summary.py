@@ -13,7 +13,7 @@ from servecast.metrics.table import METRICS, Value
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from servecast.metrics.log import Run
+    from servecast.engine import Run
     from servecast.metrics.slo import Slo, Tenants
     from servecast.metrics.waste import Hardware
 

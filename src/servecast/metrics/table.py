@@ -182,7 +182,7 @@ _TABLE = (
     Metric("padding_waste", "padding", "share", "share", "share of the computed tokens that nobody asked for",
            _wasted("padding_waste"), -1, 13),
     Metric("slot_waste", "idle slots", "share", "share", "share of slot time (slots times steps) held by rows that "
-           "compute nothing, finished ones of a closed batch above all",
+           "have finished",
            _wasted("slot_waste"), -1, 14),
     Metric("slot_waste_s", "idle slots [s]", "s", "number", "seconds of the whole GPU that those slots stand for",
            _wasted("slot_waste_s")),

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from servecast.batch import StepShape
-    from servecast.metrics.log import Columns, Run
+    from servecast.engine import Run
+    from servecast.metrics.log import Columns
 
 
 class StepModel(Protocol):
@@ -57,22 +58,22 @@ def waste(decisions: Columns) -> dict[str, float | None]:
     """Where the computed tokens went, in tokens and for slots in seconds of the whole GPU.
 
     Finished rows of a padded batch are computed, so they are padding, and hold a slot, so they are slot waste too;
-    ``idle_slot_tokens`` has only what was held and not computed. Slot waste is of seats whose
-    row computes nothing: in a closed batch the finished ones. Continuous batching has none, but for two things that
-    vLLM does too: with asynchronous scheduling the seat of a row that has ended is held for one decision more, and with
-    priorities a row may have to go without a token in a step where blocks are short.
+    ``idle_slot_tokens`` has only what was held and not computed. Slot waste is of slots that finished rows hold: in a
+    closed batch until its last member has ended, with asynchronous scheduling for one decision more. A row that stands
+    still for a step has not finished: it waits, and its latency says so.
     """
     iterations, slots = decisions["iterations"], decisions["slots"]
     rows = decisions["prefill_rows"] + decisions["decode_rows"]
     computed = int((decisions["prefill_tokens"] + iterations * decisions["decode_rows"]).sum())
     useful = int((decisions["useful_prefill_tokens"] + iterations * decisions["useful_decode_rows"]).sum())
-    finished = slots - decisions["useful_decode_rows"] - decisions["prefill_rows"]
+    active = slots - decisions["stalled_rows"]
+    finished = active - decisions["useful_decode_rows"] - decisions["prefill_rows"]
     share = np.divide(finished, slots, out=np.zeros(len(slots)), where=slots > 0)
     return {
         "computed_tokens": computed,
         "useful_tokens": useful,
         "padding_tokens": computed - useful,
-        "idle_slot_tokens": int((iterations * np.maximum(slots - rows, 0)).sum()),
+        "idle_slot_tokens": int((iterations * np.maximum(active - rows, 0)).sum()),
         "padding_waste": ratio(computed - useful, computed),
         "slot_waste": ratio(float((iterations * finished).sum()), float((iterations * slots).sum())),
         "slot_waste_s": float((decisions["seconds"] * share).sum()),

@@ -323,12 +323,11 @@ def _candidates(configuration: Configuration) -> Iterator[dict[str, Any]]:
     """Changes that may help: batch limits up and down, more room for KV, smaller KV and weights, more GPUs each."""
     scenario, at = configuration.scenario, configuration.at
     values = scenario.policies[at].parameters()
-    for key in ("max_num_seqs", "max_num_batched_tokens", "batch_size"):
-        if key in values:
-            floor = values.get("max_num_seqs", 1) if key == "max_num_batched_tokens" else 1
-            for value in (values[key] * 2, values[key] // 2):
-                if value >= floor and value <= values.get("max_num_batched_tokens", math.inf) * 2:
-                    yield _raised(f"policies[{at}].", key, value, values)
+    for key in configuration.policy.limits:
+        floor = values.get("max_num_seqs", 1) if key == "max_num_batched_tokens" else 1
+        for value in (values[key] * 2, values[key] // 2):
+            if value >= floor and value <= values.get("max_num_batched_tokens", math.inf) * 2:
+                yield _raised(f"policies[{at}].", key, value, values)
     if configuration.served.memory_share < 0.95 and scenario.engine.kv_blocks is None:
         yield {"engine.gpu_memory_utilization": 0.95}
     if scenario.profile is None:

@@ -157,8 +157,7 @@ class Configuration:
         return self._samples[key]
 
     def _burst_requests(self, replicas: int) -> int:
-        seats: int = getattr(self.policy, "max_num_seqs", 0) or getattr(self.policy, "batch_size", 1)
-        return max(replicas * max(BURST_REQUESTS, BURST_ROWS * seats), self.sent(replicas) or 0)
+        return max(replicas * max(BURST_REQUESTS, BURST_ROWS * self.policy.slots), self.sent(replicas) or 0)
 
     def _span(self, load: float, replicas: int) -> int:
         """Requests of a run; what a warm-up leaves is no less than the scenario has at its own load."""

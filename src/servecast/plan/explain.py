@@ -8,7 +8,7 @@ from servecast import memory
 from servecast.errors import InputError
 from servecast.plan import lessons
 from servecast.scenario import check, serving
-from servecast.scenario.serving import memory_budget, step_set_aside
+from servecast.scenario.serving import memory_budget
 from servecast.specs import catalogue
 from servecast.text import Table
 
@@ -54,7 +54,7 @@ def explain(scenario: Scenario, lengths: Sequence[int] = ()) -> Iterator[Table]:
     served = serving(scenario)
     steps: dict[tuple[int, int], list[str]] = {}
     for label, entry in zip(scenario.labels(), scenario.policies, strict=True):
-        steps.setdefault(step_set_aside(entry.build()), []).append(label)
+        steps.setdefault(entry.build().set_aside, []).append(label)
     for step, labels in steps.items():
         try:
             budget = memory_budget(scenario, served, step)

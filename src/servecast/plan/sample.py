@@ -132,7 +132,7 @@ def _busy(run: Run) -> dict[str, float]:
 
 
 def _kept_out(run: Run, hardware: Hardware, policy: Policy) -> dict[str, Share]:
-    """While requests wait something keeps them out: seats (max_num_seqs, batch_size), KV blocks, or the budget."""
+    """While requests wait something keeps them out: slots (max_num_seqs, batch_size), KV blocks, or the budget."""
     decisions = run.decisions
     waited = decisions["seconds"] * decisions["waiting"]
     total = float(waited.sum())
@@ -140,8 +140,7 @@ def _kept_out(run: Run, hardware: Hardware, policy: Policy) -> dict[str, Share]:
         return {}
     flops, moved = hardware.work(mean_shapes(decisions))
     compute = flops >= hardware.ridge * moved
-    seats = getattr(policy, "max_num_seqs", None) or getattr(policy, "batch_size", math.inf)
-    full = np.maximum(decisions["slots"], decisions["prefill_rows"] + decisions["decode_rows"]) >= seats
+    full = np.maximum(decisions["slots"], decisions["prefill_rows"] + decisions["decode_rows"]) >= policy.slots
     memory = ~full & ((decisions["kv_blocks"] >= 0.9 * run.kv_blocks_total) | (decisions["preempted"] > 0))
     found = {}
     for name, rows in (("batch limit", full), ("KV memory", memory), ("token budget", ~full & ~memory)):

@@ -2,12 +2,12 @@
 
 from servecast.policies.continuous import Continuous
 from servecast.policies.padded import Padded
-from servecast.policies.state import Policy, State
+from servecast.policies.policy import Policy
+from servecast.policies.prefill_first import PrefillFirst
+from servecast.policies.state import State
 from servecast.policies.static import Static
 
-#: The policies by the ``kind`` they have in a scenario.
-POLICIES: dict[str, type[Static] | type[Padded] | type[Continuous]] = {
-    policy.kind: policy for policy in (Static, Padded, Continuous)
-}
+#: The policies by the ``kind`` they have in a scenario. Their order is that of colours and markers.
+POLICIES: dict[str, type[Policy]] = {policy.kind: policy for policy in (Static, Padded, Continuous, PrefillFirst)}
 
-__all__ = ["POLICIES", "Continuous", "Padded", "Policy", "State", "Static"]
+__all__ = ["POLICIES", "Continuous", "Padded", "Policy", "PrefillFirst", "State", "Static"]

@@ -12,19 +12,19 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from servecast.batch import Batch, OutOfMemory, StepShape, Wait, tally
+from servecast.batch import OutOfMemory, Wait
+from servecast.policies.policy import Policy
 from servecast.policies.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servecast.batch import Decision
     from servecast.kvcache import BlockPool
     from servecast.requests import Sequence
 
 
 class ClosedState(State):
-    """``ended`` are members of the present batch that have all their tokens."""
+    """Members of one batch, which keep slot and memory until the last of them has ended."""
 
     __slots__ = ("activation_blocks", "respond")
 
@@ -33,29 +33,18 @@ class ClosedState(State):
         self.activation_blocks = activation_blocks
         self.respond = respond
 
-    def commit(self, batch: Batch, iterations: int, now: float) -> list[Sequence]:
-        decoding = self.decoding
-        if decoding.count:
-            self._grow(iterations)
-            finished = decoding.advance(iterations)
-        else:
-            finished = []
-        self.blocks_in_use = self.pool.held
-        self._prefill(batch, now, finished)
+    def _finish(self, finished: list[Sequence], now: float) -> list[Sequence]:
+        at_end = self.respond == "batch_end"
         self.ended += finished
-        if decoding.count == 0:
-            answered = self.ended if self.respond == "batch_end" else finished
-            self._disband()
-            if self.respond == "batch_end":
-                answered.sort(key=lambda sequence: sequence.request.id)
-                for sequence in answered:
-                    sequence.first_token_s = now
-            return answered
-        return [] if self.respond == "batch_end" else finished
-
-    def _grow(self, iterations: int) -> None:
-        """Take the KV blocks of ``iterations`` more tokens per row."""
-        self.pool.take(self.decoding.blocks_needed(iterations))
+        if self.decoding.count:
+            return [] if at_end else finished
+        answered = self.ended if at_end else finished
+        self._disband()
+        if at_end:
+            answered.sort(key=lambda sequence: sequence.request.id)
+            for sequence in answered:
+                sequence.first_token_s = now
+        return answered
 
     def unanswered(self) -> list[Sequence]:
         """Members that still owe their client an answer."""
@@ -73,14 +62,14 @@ class ClosedState(State):
         return [*self.unanswered(), *self.waiting]
 
     def _disband(self) -> None:
-        self.pool.give(self.pool.held)
+        self.pool.clear()
         for sequence in self.ended:
             self.dismiss(sequence)
         self.ended = []
 
 
 @dataclass(frozen=True)
-class ClosedBatch:
+class ClosedBatch(Policy):
     """Parameters of a closed batch.
 
     batch_size : members of a full batch
@@ -88,7 +77,8 @@ class ClosedBatch:
     respond : ``stream`` sends tokens as they come, ``batch_end`` all at the end of the batch
     """
 
-    closed: ClassVar[bool] = True  # no slot is refilled until the batch ends
+    closed: ClassVar[bool] = True
+    limits: ClassVar[tuple[str, ...]] = ("batch_size",)
     batch_size: int = 16
     max_wait_s: float = 0.5
     respond: Literal["stream", "batch_end"] = "stream"
@@ -98,6 +88,15 @@ class ClosedBatch:
             raise ValueError(
                 f"max_wait_s is {self.max_wait_s}; it must be finite and at least 0: a last, partial batch waits"
             )
+
+    @property
+    def slots(self) -> int:
+        return self.batch_size
+
+    @property
+    def set_aside(self) -> tuple[int, int]:
+        """One token for each row: what prompts need beyond that, they must find beside their KV."""
+        return self.batch_size, self.batch_size
 
     def members(self, now: float, state: State) -> list[Sequence] | Wait:
         """The next batch, admitted; or until when to wait for one."""
@@ -110,7 +109,7 @@ class ClosedBatch:
                 return Wait(closes)
         members = [waiting.popleft() for _ in range(min(self.batch_size, len(waiting)))]
         for sequence in members:
-            state.seat(sequence, now)
+            state.give_slot(sequence, now)
         return members
 
 
@@ -119,15 +118,3 @@ def out_of_memory(now: float, state: ClosedState, wanted_blocks: int) -> OutOfMe
     pool = state.pool
     block = pool.block_bytes
     return OutOfMemory(now, len(state.unanswered()), wanted_blocks * block, pool.total * block)
-
-
-def closed_decision(
-    state: ClosedState,
-    shape: StepShape,
-    iterations: int,
-    prefill: list[tuple[Sequence, int]],
-    useful_prefill_tokens: int,
-) -> Decision:
-    """A step of a closed batch: no arrival changes it."""
-    counts = tally(useful_prefill_tokens, state.decoding.count, len(state.running), len(state.waiting), 0, 0)
-    return Batch(shape, iterations, prefill, counts, False, state.rows)

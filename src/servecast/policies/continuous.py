@@ -1,7 +1,7 @@
 """Continuous batching: the batch is made anew at each step (vLLM's V1 scheduler).
 
 Every step has one budget of tokens. Running sequences come first, a token each for those that decode and the rest of
-the prompt for one that is not through; then waiting ones are admitted, first come first served, while budget, seats
+the prompt for one that is not through; then waiting ones are admitted, first come first served, while budget, slots
 and KV blocks last (a long prompt is cut into chunks by the budget). Blocks are taken as tokens are computed. When they
 run short the sequence admitted last gives all of its own back and goes to the head of the queue, to be computed again;
 in such a step nobody is admitted.
@@ -20,8 +20,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from servecast.batch import Batch, Wait, step_shape, tally
+from servecast.batch import Batch, Wait
 from servecast.errors import InputError
+from servecast.policies.policy import Policy
 from servecast.policies.prefix import PrefixState
 from servecast.policies.queue import PriorityQueue
 from servecast.policies.shortage import preempt_last, walk
@@ -40,7 +41,7 @@ _UNLIMITED = 1 << 62
 
 
 @dataclass(frozen=True)
-class Continuous:
+class Continuous(Policy):
     """vLLM's arguments of the same names.
 
     max_num_seqs : sequences running at once, at most
@@ -56,7 +57,8 @@ class Continuous:
     """
 
     kind: ClassVar[str] = "continuous"
-    closed: ClassVar[bool] = False
+    limits: ClassVar[tuple[str, ...]] = ("max_num_seqs", "max_num_batched_tokens")
+    like_engine: ClassVar[bool] = True
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     enable_chunked_prefill: bool = True
@@ -77,8 +79,20 @@ class Continuous:
             raise ValueError(f"watermark is {self.watermark}; it must be at least 0 and less than 1")
 
     @property
-    def respond(self) -> Literal["stream"]:
-        return "stream"
+    def slots(self) -> int:
+        return self.max_num_seqs
+
+    @property
+    def set_aside(self) -> tuple[int, int]:
+        return self.max_num_batched_tokens, self.max_num_seqs  # a full step's, as vLLM does
+
+    @property
+    def longest_prompt(self) -> float:
+        return math.inf if self.enable_chunked_prefill else self.max_num_batched_tokens
+
+    @property
+    def simulated_only(self) -> tuple[str, ...]:
+        return tuple(name for name in ("enable_prefix_caching", "async_scheduling") if getattr(self, name))
 
     def start(self, pool: BlockPool, activation_blocks: Callable[[int], int]) -> State:
         # The budget bounds the activations, and the memory plan has set them aside.
@@ -104,12 +118,12 @@ class Continuous:
                 free = pool.total - pool.held  # rather wait for the step that runs than preempt
             if budget < 0 or (wanted > free and self.scheduling_policy == "priority"):
                 prefill, budget, preempted = walk(
-                    now, state, self.max_num_batched_tokens, limit, self.scheduling_policy == "priority"
+                    state, self.max_num_batched_tokens, limit, self.scheduling_policy == "priority"
                 )
                 wanted = decoding.blocks_needed(1) + _blocks_of(state, prefill)
                 free = pool.total - pool.held
             elif wanted > free:
-                preempted, wanted = preempt_last(now, state, prefill, wanted)
+                preempted, wanted = preempt_last(state, prefill, wanted)
                 free = pool.total - pool.held
             for sequence, new in prefill:
                 state.take_blocks(sequence, sequence.computed + new)
@@ -118,9 +132,9 @@ class Continuous:
                     state.reserve(decoding.blocks_needed(1))
                 self._admit(now, state, prefill, budget, free - wanted, limit)
         if prefill:
-            return self._mixed(state, prefill, preempted)
+            return state.step(prefill, preempted=preempted)
         if decoding.count:
-            return self._decode(state, free, preempted)
+            return state.decode(self.max_num_seqs, preempted, overtaking=self.scheduling_policy == "priority")
         if state.release_ended():
             return self.schedule(now, state)
         if preempted:
@@ -154,9 +168,9 @@ class Continuous:
         waiting = state.waiting
         size = state.pool.block_size
         caching, reserve_all = self.enable_prefix_caching, self.scheduler_reserve_full_isl
-        seats = self.max_num_seqs - len(state.running)
+        slots = self.max_num_seqs - len(state.running)
         found = idle = 0
-        while waiting and budget > 0 and seats > 0:
+        while waiting and budget > 0 and slots > 0:
             sequence = waiting[0]
             if caching:
                 found, idle = state.find_cached(sequence)
@@ -178,47 +192,11 @@ class Continuous:
             free -= state.admit(sequence, now, found, computed)
             prefill.append((sequence, new))
             budget -= new
-            seats -= 1
+            slots -= 1
 
     def _kept(self, state: State) -> int:
         """Blocks that admission leaves free."""
         return math.ceil(self.watermark * state.pool.total) if state.running else 0
-
-    def _mixed(self, state: State, prefill: list[tuple[Sequence, int]], preempted: int) -> Batch:
-        """One iteration: when it has ended, the prompts it computed decode, and the batch is another."""
-        decoding = state.decoding
-        rows = decoding.count
-        longest = decoding.longest() + 1 if rows else 0
-        tokens = pairs = context = recomputed = 0
-        for sequence, new in prefill:
-            cached = sequence.computed
-            tokens += new
-            pairs += new * cached + new * (new + 1) // 2
-            context += cached
-            if cached + new > longest:
-                longest = cached + new
-            if sequence.resident > cached:
-                recomputed += min(cached + new, sequence.resident) - cached
-        shape = step_shape(len(prefill), tokens, pairs, context, rows, decoding.context, longest)
-        counts = tally(tokens, rows, len(state.running), len(state.waiting), preempted, recomputed)
-        return Batch(shape, 1, prefill, counts, False, state.rows)
-
-    def _decode(self, state: State, free: int, preempted: int) -> Batch:
-        """Decode until a row ends or the blocks do. What waits now cannot be admitted before: it would have been."""
-        decoding = state.decoding
-        count = decoding.count
-        if preempted or state.ended:
-            steps = 1  # the next step may admit who could not be admitted in this one
-        else:
-            steps = decoding.next_finish - decoding.step
-            if count * (steps // decoding.block_size + 1) > free:
-                steps = min(steps, decoding.steps_within(free))
-        running = len(state.running)
-        waiting = len(state.waiting)
-        # Whoever waits now is blocked until rows end. One of higher priority could still come and fit.
-        interruptible = running < self.max_num_seqs and (not waiting or self.scheduling_policy == "priority")
-        shape = step_shape(0, 0, 0, 0, count, decoding.context, decoding.longest() + 1)
-        return Batch(shape, steps, [], tally(0, count, running, waiting, preempted, 0), interruptible, state.rows)
 
 
 def _continue_prefills(

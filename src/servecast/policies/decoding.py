@@ -50,11 +50,19 @@ class DecodeRows:
         self._longest: list[int] = []
         self._longest_row: Sequence | None = None
 
+    def __contains__(self, sequence: Sequence) -> bool:
+        return self._rows.get(sequence.slot) is sequence  # type: ignore[arg-type]  # None finds nobody
+
+    def computed(self, sequence: Sequence) -> int:
+        """Cached tokens of any sequence, whether it decodes or not."""
+        return sequence.offset + self.step if sequence in self else sequence.computed
+
     def join(self, sequence: Sequence) -> None:
         """Add a row that has just generated a token and must generate more."""
         step = self.step
         computed = sequence.computed
         slot = sequence.slot
+        assert slot is not None, sequence
         sequence.offset = offset = computed - step
         sequence.finish_step = finish = step + sequence.output_limit - sequence.generated
         self.count += 1
@@ -80,11 +88,10 @@ class DecodeRows:
     def _drop(self, sequence: Sequence) -> None:
         offset = sequence.offset
         sequence.computed = computed = offset + self.step
-        sequence.finish_step = -1
         self.count -= 1
         self.context -= computed
         self._phases[-offset % self.block_size] -= 1
-        del self._rows[sequence.slot]
+        del self._rows[sequence.slot]  # type: ignore[arg-type]  # who decodes has a slot
         if sequence is self._longest_row:
             self._find_longest()
 
@@ -118,9 +125,12 @@ class DecodeRows:
             finished.sort(key=lambda sequence: sequence.request.id)
         return finished
 
-    def steps_to_finish(self) -> int:
-        """Steps until the next row ends; there must be a row."""
-        return self.next_finish - self.step
+    def steps(self, blocks: int) -> int:
+        """Steps until the next row ends or ``blocks`` free blocks do; there must be a row."""
+        steps = self.next_finish - self.step
+        if self.count * (steps // self.block_size + 1) > blocks:
+            return min(steps, self._steps_within(blocks))
+        return steps
 
     def longest(self) -> int:
         """Cached tokens of the longest row, 0 without rows."""
@@ -155,8 +165,8 @@ class DecodeRows:
         """Whether this row takes a block in the next step."""
         return (sequence.offset + self.step) % self.block_size == 0
 
-    def steps_within(self, blocks: int) -> int:
-        """The most steps that ``blocks`` free blocks allow; there must be a row."""
+    def _steps_within(self, blocks: int) -> int:
+        """The most steps that ``blocks`` free blocks allow."""
         rounds, left = divmod(blocks, self.count)
         size = self.block_size
         steps = rounds * size

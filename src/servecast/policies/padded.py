@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from servecast.batch import Row, StepShape, Wait, causal_pairs
-from servecast.policies.closed import ClosedBatch, ClosedState, closed_decision, out_of_memory
+from servecast.policies.closed import ClosedBatch, ClosedState, out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,6 +56,7 @@ class Padded(ClosedBatch):
     """
 
     kind: ClassVar[str] = "padded"
+    rectangle: ClassVar[bool] = True
 
     def start(self, pool: BlockPool, activation_blocks: Callable[[int], int]) -> PaddedState:
         return PaddedState(pool, activation_blocks, self.respond)
@@ -76,8 +77,9 @@ class Padded(ClosedBatch):
         if wanted > pool.total:
             return out_of_memory(now, state, wanted)
         pool.take(blocks)
-        shape = StepShape(rows, rows * padded, rows * causal_pairs(padded), 0, 0, 0, padded)
-        return closed_decision(state, shape, 1, list(zip(members, lengths, strict=True)), sum(lengths))
+        batch = state.step(list(zip(members, lengths, strict=True)))
+        batch.shape = StepShape(rows, rows * padded, rows * causal_pairs(padded), 0, 0, 0, padded)
+        return batch
 
     def _decode(self, now: float, state: PaddedState) -> Decision:
         pool = state.pool
@@ -87,6 +89,6 @@ class Padded(ClosedBatch):
         longest = room * pool.block_size // rows
         if longest <= padded:
             return out_of_memory(now, state, pool.total - room + pool.blocks(rows * (padded + 1)))
-        steps = min(state.decoding.steps_to_finish(), longest - padded)
-        shape = StepShape(0, 0, 0, 0, rows, rows * padded, padded + 1)
-        return closed_decision(state, shape, steps, [], 0)
+        batch = state.step([], iterations=min(state.decoding.next_finish - state.decoding.step, longest - padded))
+        batch.shape = StepShape(0, 0, 0, 0, rows, rows * padded, padded + 1)
+        return batch

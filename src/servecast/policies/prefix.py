@@ -4,7 +4,7 @@ A block is known by the chain of tokens up to its end. Here that is the trace's 
 equal whole prefix), or the sequence and the block's place in it for tokens that nobody else can have. A block is
 entered when its tokens are scheduled, so that a later admission of the same step can share it. Blocks that nobody
 holds are taken again in the order in which they came free, the tail of a sequence before its head; blocks that were
-never filled go first. A preempted sequence may so find its own blocks again.
+never filled go first. So a preempted sequence may find its own blocks again.
 
 Source: vLLM 0.32, v1/core/block_pool.py and kv_cache_manager.py.
 """
@@ -51,7 +51,7 @@ class PrefixState(State):
         return len(found) * self.pool.block_size, sum(not block.users for block in found)
 
     def admit(self, sequence: Sequence, now: float, found: int, computed: int) -> int:
-        self.seat(sequence, now)
+        self.give_slot(sequence, now)
         chain = self._cached_chain(sequence)
         idle = 0
         for block in chain:
@@ -82,9 +82,11 @@ class PrefixState(State):
         self._empty(blocks)
         self._reserved = blocks
 
-    def take_for_decoding(self, blocks: int) -> None:
-        self._reserved = 0
-        self.take(blocks)
+    def _grow(self, iterations: int) -> None:
+        blocks = self.decoding.blocks_needed(iterations)
+        if blocks:
+            self._reserved = 0
+            self.take(blocks)
 
     def _empty(self, blocks: int) -> None:
         """Forget as many blocks as it takes to have this many empty ones."""

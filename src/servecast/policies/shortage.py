@@ -14,29 +14,27 @@ if TYPE_CHECKING:
     from servecast.requests import Sequence
 
 
-def preempt_last(now: float, state: State, prefill: list[tuple[Sequence, int]], wanted: int) -> tuple[int, int]:
+def preempt_last(state: State, prefill: list[tuple[Sequence, int]], wanted: int) -> tuple[int, int]:
     """Preempt from the end of the running ones until the rest find blocks; how many, and the blocks the rest want.
 
     vLLM walks the rows in order and preempts the last whenever one finds no block. Since a victim stands behind every
     row served so far, that ends with the longest prefix of rows whose needs fit, which is what this computes.
     """
-    pool = state.pool
+    pool, decoding = state.pool, state.decoding
     preempted = 0
     while wanted > pool.total - pool.held:
         victim = next(reversed(state.running))
-        if victim.finish_step >= 0:
-            wanted -= state.decoding.needs_block(victim)
+        if victim in decoding:
+            wanted -= decoding.needs_block(victim)
         elif prefill and prefill[-1][0] is victim:
             _, new = prefill.pop()
             wanted -= pool.blocks(victim.computed + new) - victim.blocks
-        state.preempt(victim, now)
+        state.preempt(victim)
         preempted += 1
     return preempted, wanted
 
 
-def walk(
-    now: float, state: State, budget: int, limit: int, by_priority: bool
-) -> tuple[list[tuple[Sequence, int]], int, int]:
+def walk(state: State, budget: int, limit: int, by_priority: bool) -> tuple[list[tuple[Sequence, int]], int, int]:
     """Serve the running rows in order, as vLLM does, until budget or blocks end.
 
     A row that finds no block preempts the last one, or the least urgent, which may have been served already: that one
@@ -45,14 +43,14 @@ def walk(
 
     Returns the rows that compute a prompt with their tokens, the budget left, and how many were preempted.
     """
-    pool = state.pool
+    pool, decoding = state.pool, state.decoding
     rows = list(state.running)
     served: dict[Sequence, tuple[int, int]] = {}
     promised = preempted = position = 0
     while position < len(rows) and budget > 0:
         sequence = rows[position]
-        computed = _computed(state, sequence)
-        new = 1 if sequence.finish_step >= 0 else min(sequence.tokens - computed, limit, budget)
+        computed = decoding.computed(sequence)
+        new = 1 if sequence in decoding else min(sequence.tokens - computed, limit, budget)
         wanted = pool.blocks(computed + new) - pool.blocks(computed)
         while promised + wanted > pool.total - pool.held:
             victim = max(rows, key=lambda row: urgency(row)[:2]) if by_priority else rows[-1]
@@ -63,7 +61,7 @@ def walk(
                 budget += tokens
                 promised -= blocks
                 position -= 1
-            state.preempt(victim, now)
+            state.preempt(victim)
             preempted += 1
             if victim is sequence:
                 break
@@ -75,10 +73,6 @@ def walk(
             continue
         break
     for sequence in rows:
-        if sequence.finish_step >= 0 and sequence not in served:
-            state.pause(sequence, now)
-    return [(row, served[row][0]) for row in rows if row in served and row.finish_step < 0], budget, preempted
-
-
-def _computed(state: State, sequence: Sequence) -> int:
-    return sequence.offset + state.decoding.step if sequence.finish_step >= 0 else sequence.computed
+        if sequence in decoding and sequence not in served:
+            state.pause(sequence)
+    return [(row, served[row][0]) for row in rows if row in served and row not in decoding], budget, preempted

@@ -1,4 +1,4 @@
-"""What a policy looks at and the engine advances: who waits, who runs, and the books of the KV cache.
+"""What a policy looks at and the engine advances: who waits, who runs, and when rows had their tokens.
 
 The bookkeeping that all policies share stands here once. It knows when a sequence ends, as the engine must; policies
 see only for how many iterations the present rows stay the same.
@@ -6,16 +6,16 @@ see only for how many iterations the present rows stay the same.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from servecast.batch import Row
+from servecast.batch import Batch, Row, step_shape, tally
 from servecast.policies.decoding import DecodeRows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from servecast.batch import Batch, Decision
     from servecast.kvcache import BlockPool
     from servecast.requests import Sequence
 
@@ -34,14 +34,20 @@ class Queue(Protocol):
 class State:
     """Waiting and running sequences of one replica.
 
-    ``running`` is in order of admission; ``prefilling`` are those of its members that do not decode, in that order.
-    ``blocks_in_use`` are the KV blocks held during the step just committed, before its finished rows gave theirs back.
-    ``ahead``: the next step is decided on while this one runs, so rows that end with it (``ended``) keep seat and
-    blocks for one more decision.
+    running : in order of admission, rows that have ended but keep their slot included
+    prefilling : those of them that still compute their prompt, in that order
+    decoding : those that take a token a step
+    ended : those that have all their tokens and keep slot and blocks: members of a closed batch, or with ``ahead``
+        those that ended with the step before
+    ahead : the next step is decided on while this one runs, so rows that end with it stay for one more decision
+    standing : decode rows that stand still, by the time [s] of their last token; ``stood`` in all
+    blocks_in_use : KV blocks held during the step just committed, before its finished rows gave theirs back
+    gaps : rows of `engine.GAP_COLUMNS`
     """
 
     __slots__ = (
-        "_slots", "ahead", "blocks_in_use", "decoding", "ended", "gaps", "pool", "prefilling", "running", "waiting",
+        "_decoded_s", "_ended_s", "_slots", "ahead", "blocks_in_use", "decoding", "ended", "gaps", "pool", "prefilling",
+        "running", "standing", "stood", "waiting",
     )  # fmt: skip
 
     def __init__(self, pool: BlockPool, waiting: Queue | None = None, ahead: bool = False) -> None:
@@ -52,41 +58,35 @@ class State:
         self.prefilling: list[Sequence] = []
         self.decoding = DecodeRows(pool.block_size)
         self.ended: list[Sequence] = []
-        self.gaps: list[float] = []
+        self.standing: dict[float, int] = {}
+        self.stood = 0
+        self.gaps: list[tuple[float, float, float, int]] = []
         self.blocks_in_use = 0
         self._slots: list[int] = []
+        self._ended_s = 0.0  # end of the last step
+        self._decoded_s = 0.0  # end of the last step in which rows decoded
 
-    def seat(self, sequence: Sequence, now: float) -> None:
-        """Give a sequence a slot."""
-        slots = self._slots
-        running = self.running
-        sequence.slot = slots.pop() if slots else len(running)
-        running[sequence] = None
-        if sequence.scheduled_s is None:
-            sequence.scheduled_s = now
-
-    def admit(self, sequence: Sequence, now: float, found: int, computed: int) -> int:
-        """Give a sequence a slot and the blocks of its first ``computed`` tokens, ``found`` of them from the cache; the
-        free blocks that costs."""
-        slots = self._slots
-        running = self.running
-        pool = self.pool
-        sequence.slot = slots.pop() if slots else len(running)
-        running[sequence] = None
-        if sequence.scheduled_s is None:
-            sequence.scheduled_s = now
-        sequence.blocks = blocks = -(-computed // pool.block_size)
-        pool.held += blocks
-        return blocks
-
-    def dismiss(self, sequence: Sequence) -> None:
-        """Take a sequence out of the running ones; its slot is free again."""
-        del self.running[sequence]
-        self._slots.append(sequence.slot)
+    # --- what a policy asks for and decides ---
 
     def find_cached(self, sequence: Sequence) -> tuple[int, int]:
         """(tokens of a waiting sequence that are in the cache already, blocks of them that nobody holds)."""
         return 0, 0
+
+    def admit(self, sequence: Sequence, now: float, found: int, computed: int) -> int:
+        """Give a sequence a slot and the blocks of its first ``computed`` tokens, ``found`` of them from the cache; the
+        free blocks that costs."""
+        self.give_slot(sequence, now)
+        sequence.blocks = blocks = -(-computed // self.pool.block_size)
+        self.pool.take(blocks)
+        return blocks
+
+    def give_slot(self, sequence: Sequence, now: float) -> None:
+        """Let a sequence run."""
+        slots, running = self._slots, self.running
+        sequence.slot = slots.pop() if slots else len(running)
+        running[sequence] = None
+        if sequence.scheduled_s is None:
+            sequence.scheduled_s = now
 
     def take_blocks(self, sequence: Sequence, computed: int) -> int:
         """Take the blocks that a running prompt lacks for its first ``computed`` tokens; how many."""
@@ -103,33 +103,10 @@ class State:
     def reserve(self, blocks: int) -> None:
         """Choose the blocks that decode rows will take in this step: they come before whoever is admitted in it."""
 
-    def take_for_decoding(self, blocks: int) -> None:
-        """Take the blocks of decode rows."""
-        self.pool.held += blocks
-
-    def give_blocks(self, sequence: Sequence) -> None:
-        """Give back all that a sequence with ``computed`` tokens up to date holds."""
-        pool = self.pool
-        pool.held -= -(-sequence.computed // pool.block_size)
-
-    def pause(self, sequence: Sequence, now: float) -> None:
-        """Leave a decode row out of a step: it goes on as a prompt with one token left."""
-        self.decoding.leave(sequence)
-        sequence.last_token_s = now
-        sequence.blocks = self.pool.blocks(sequence.computed)
-        self.prefilling.append(sequence)
-        self.prefilling.sort(key=self.places(self.prefilling).__getitem__)
-
-    def places(self, sequences: list[Sequence]) -> dict[Sequence, int]:
-        """Where they stand among the running ones."""
-        wanted = set(sequences)
-        return {sequence: place for place, sequence in enumerate(self.running) if sequence in wanted}
-
-    def preempt(self, sequence: Sequence, now: float) -> None:
+    def preempt(self, sequence: Sequence) -> None:
         """Put a running sequence back into the queue, to compute it all again."""
-        if sequence.finish_step >= 0:
-            self.decoding.leave(sequence)
-            sequence.last_token_s = now
+        if sequence in self.decoding:
+            self._leave(sequence)
         else:
             self.prefilling.remove(sequence)
         self.dismiss(sequence)
@@ -139,48 +116,117 @@ class State:
         sequence.preemptions += 1
         self.waiting.appendleft(sequence)
 
-    def commit(self, batch: Batch, iterations: int, now: float) -> list[Sequence]:
-        """Book ``iterations`` of ``batch``, the last ending at ``now``; the sequences that ended, as they arrived."""
+    def pause(self, sequence: Sequence) -> None:
+        """Leave one decode row out of a step: it goes on as a prompt with one token left."""
+        self._leave(sequence)
+        sequence.blocks = self.pool.blocks(sequence.computed)
+        self.prefilling.append(sequence)
+        self.prefilling.sort(key=self.places(self.prefilling).__getitem__)
+
+    def places(self, sequences: list[Sequence]) -> dict[Sequence, int]:
+        """Where they stand among the running ones."""
+        wanted = set(sequences)
+        return {sequence: place for place, sequence in enumerate(self.running) if sequence in wanted}
+
+    def step(
+        self,
+        prefill: list[tuple[Sequence, int]],
+        decode: int = 1,
+        iterations: int = 1,
+        preempted: int = 0,
+        interruptible: bool = False,
+    ) -> Batch:
+        """The batch in which each of ``prefill`` computes so many tokens and all decode rows advance, or with
+        ``decode`` 0 stand still; each row is computed at its own length."""
         decoding = self.decoding
-        pool = self.pool
-        if decoding.count:
-            blocks = decoding.blocks_needed(iterations)
-            if blocks:
-                self.take_for_decoding(blocks)
-            finished = decoding.advance(iterations)
-        else:
-            finished = []
-        self.blocks_in_use = pool.held
-        assert pool.held <= pool.total, f"{pool.held} KV blocks held of {pool.total}"
-        if batch.prefill:
-            self._prefill(batch, now, finished)
-        if self.ahead:
-            self.release_ended()
-            self.ended = finished
-        elif finished:
-            self.release(finished)
-        return finished
+        rows = context = longest = 0
+        if decode and decoding.count:
+            rows, context, longest = decoding.count, decoding.context, decoding.longest() + 1
+        tokens = pairs = cached = recomputed = 0
+        for sequence, new in prefill:
+            computed = sequence.computed
+            tokens += new
+            pairs += new * computed + new * (new + 1) // 2
+            cached += computed
+            if computed + new > longest:
+                longest = computed + new
+            if sequence.resident > computed:
+                recomputed += min(computed + new, sequence.resident) - computed
+        running, prompts = len(self.running), len(prefill)
+        stalled = running - len(self.ended) - prompts - rows
+        resumed = self.stood if rows else 0
+        return Batch(
+            step_shape(prompts, tokens, pairs, cached, rows, context, longest),
+            iterations,
+            prefill,
+            decode,
+            tally(tokens, rows, running, len(self.waiting), preempted, recomputed, stalled, resumed),
+            interruptible,
+            self.rows,
+        )
+
+    def decode(self, max_num_seqs: int, preempted: int, overtaking: bool = False) -> Batch:
+        """Decode until a row ends or the blocks do. Who waits now is blocked until then, or would have been admitted.
+
+        overtaking : one who comes could be admitted before those who wait
+        """
+        # After a preemption, or with rows that still hold a slot, the next step may admit who could not be in this one.
+        steps = 1 if preempted or self.ended else self.decoding.steps(self.pool.free)
+        interruptible = len(self.running) < max_num_seqs and (not self.waiting or overtaking)
+        return self.step([], 1, steps, preempted, interruptible)
+
+    def rows(self, batch: Batch) -> Iterator[Row]:
+        """The rows of the first iteration of ``batch``: those that prefill, then those that decode."""
+        for sequence, new in batch.prefill:
+            yield Row(sequence, sequence.computed, new)
+        if batch.decode:
+            for sequence in self.running:
+                if sequence in self.decoding:
+                    yield Row(sequence, self.decoding.computed(sequence), batch.decode)
+
+    # --- what the engine tells ---
 
     def held_after(self, iterations: int) -> int:
         """KV blocks held when so many more iterations of the decode rows have ended."""
         return self.pool.held + (self.decoding.blocks_needed(iterations) if iterations else 0)
 
-    def release_ended(self) -> bool:
-        """Take back seats and blocks of rows that ended a decision ago; whether there were any."""
-        ended, self.ended = self.ended, []
-        self.release(ended)
-        return bool(ended)
+    def resume(self, now: float) -> None:
+        """Rows that stood still have a token again, at ``now`` [s]."""
+        for since, rows in self.standing.items():
+            if rows:
+                self.gaps.append((math.nan, now, now - since, rows))
+        self.standing.clear()
+        self.stood = 0
 
-    def release(self, ended: list[Sequence]) -> None:
-        """Take back seats and blocks of rows that have ended."""
-        pool, running, slots = self.pool, self.running, self._slots
-        size = pool.block_size
-        for sequence in ended:
-            pool.held -= -(-sequence.computed // size)
-            del running[sequence]
-            slots.append(sequence.slot)
+    def commit(self, batch: Batch, iterations: int, now: float) -> list[Sequence]:
+        """Book ``iterations`` of ``batch``, the last ending at ``now``; the sequences that are answered, as they came.
 
-    def _prefill(self, batch: Batch, now: float, finished: list[Sequence]) -> None:
+        A row advances by what the batch says, and no other row does.
+        """
+        decoding = self.decoding
+        finished: list[Sequence] = []
+        if decoding.count:
+            assert batch.tally.useful_decode_rows == batch.decode * decoding.count, "the batch is of another state"
+            if batch.decode:
+                self._grow(iterations)
+                finished = decoding.advance(iterations)
+                self._decoded_s = now
+            elif decoding.count > self.stood:
+                self.standing[self._ended_s] = decoding.count - self.stood
+                self.stood = decoding.count
+        self.blocks_in_use = self.pool.held
+        if batch.prefill:
+            self._prefill(batch.prefill, now, finished)
+        self._ended_s = now
+        return self._finish(finished, now) if finished or self.ended else finished
+
+    def _grow(self, iterations: int) -> None:
+        """Take the KV blocks of so many more tokens of each decode row."""
+        blocks = self.decoding.blocks_needed(iterations)
+        if blocks:
+            self.pool.take(blocks)
+
+    def _prefill(self, prefill: list[tuple[Sequence, int]], now: float, finished: list[Sequence]) -> None:
         """Book the prefilled tokens of a step, and add the rows that end with it to ``finished``.
 
         The step that computes all tokens of a row gives it a new one.
@@ -188,21 +234,23 @@ class State:
         ended = len(finished)
         prefilling = self.prefilling
         join = self.decoding.join
-        for sequence, new in batch.prefill:
+        for sequence, new in prefill:
             computed = sequence.computed
             if sequence.resident > computed:
                 sequence.recomputed += min(computed + new, sequence.resident) - computed
             sequence.computed = computed = computed + new
             if computed < sequence.tokens:
                 continue
+            assert computed == sequence.tokens, f"{sequence} computes tokens that it does not have"
             if prefilling and sequence in prefilling:
                 prefilling.remove(sequence)
             sequence.tokens = computed + 1
             sequence.generated = generated = sequence.generated + 1
-            if sequence.last_token_s is None:
+            if sequence.first_token_s is None:
                 sequence.first_token_s = now
             else:
-                self.gaps.append(now - sequence.last_token_s)
+                self.gaps.append((sequence.request.id, now, now - sequence.last_token_s, 1))
+            sequence.last_token_s = now
             if generated == sequence.output_limit:
                 finished.append(sequence)
             else:
@@ -210,16 +258,60 @@ class State:
         if 0 < ended < len(finished):
             finished.sort(key=lambda sequence: sequence.request.id)
 
+    def _leave(self, sequence: Sequence) -> None:
+        """Take a row out of those that decode, its own counts up to date."""
+        self.decoding.leave(sequence)
+        sequence.last_token_s = last = max(sequence.last_token_s, self._decoded_s)
+        if last in self.standing:
+            self.standing[last] -= 1
+            self.stood -= 1
+
+    def _finish(self, finished: list[Sequence], now: float) -> list[Sequence]:
+        """Rows have ended; those that are answered now."""
+        if self.ahead:
+            self.release_ended()
+            self.ended = finished
+        else:
+            self.release(finished)
+        return finished
+
+    def release_ended(self) -> bool:
+        """Take back slots and blocks of rows that ended a decision ago; whether there were any."""
+        ended, self.ended = self.ended, []
+        self.release(ended)
+        return bool(ended)
+
+    def release(self, ended: list[Sequence]) -> None:
+        """Take back slots and blocks of rows that have ended."""
+        running, slots = self.running, self._slots
+        size = self.pool.block_size
+        blocks = 0
+        for sequence in ended:
+            blocks -= -sequence.computed // size
+            del running[sequence]
+            slots.append(sequence.slot)  # type: ignore[arg-type]  # who runs has a slot
+        self.pool.give(blocks)
+
+    def dismiss(self, sequence: Sequence) -> None:
+        """Take a sequence out of the running ones; its slot is free again."""
+        del self.running[sequence]
+        self._slots.append(sequence.slot)  # type: ignore[arg-type]  # who runs has a slot
+
+    def give_blocks(self, sequence: Sequence) -> None:
+        """Give back all that a sequence with ``computed`` tokens up to date holds."""
+        self.pool.give(self.pool.blocks(sequence.computed))
+
     def crash(self) -> list[Sequence]:
         """Out of memory: every running sequence is lost, and all of the cache. Those lost, in order of arrival."""
-        for sequence in self.running:
-            if sequence.finish_step >= 0:
-                self.decoding.leave(sequence)
         lost = sorted(self.running, key=lambda sequence: sequence.request.id)
         for sequence in lost:
+            if sequence in self.decoding:
+                self._leave(sequence)
             self.dismiss(sequence)
         self.prefilling.clear()
-        self.pool.held = 0
+        self.standing.clear()
+        self.stood = 0
+        self.pool.clear()
         return lost
 
     def settle(self) -> list[Sequence]:
@@ -227,30 +319,6 @@ class State:
         if self.ahead:
             self.release_ended()
         for sequence in self.running:
-            if sequence.finish_step >= 0:
-                self.decoding.leave(sequence)
+            if sequence in self.decoding:
+                self._leave(sequence)
         return [*self.running, *self.waiting]
-
-    def rows(self, batch: Batch) -> Iterator[Row]:
-        """The rows of the first iteration of ``batch``: those that prefill, then those that decode."""
-        for sequence, new in batch.prefill:
-            yield Row(sequence, sequence.computed, new)
-        step = self.decoding.step
-        for sequence in self.running:
-            if sequence.finish_step >= 0:
-                yield Row(sequence, sequence.offset + step, 1)
-
-
-class Policy(Protocol):
-    """A frozen dataclass of its parameters. It knows neither who runs it nor how long an output will be."""
-
-    @property
-    def respond(self) -> str:
-        """``stream``: tokens are sent as they come. ``batch_end``: all together when the batch has ended."""
-
-    def start(self, pool: BlockPool, activation_blocks: Callable[[int], int]) -> State:
-        """A fresh state. ``activation_blocks(tokens)``: KV blocks' worth of memory that the activations of a step of so
-        many tokens need beyond what was set aside for them."""
-
-    def schedule(self, now: float, state: State) -> Decision:
-        """What to do at ``now`` [s]."""

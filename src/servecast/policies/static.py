@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from servecast.batch import StepShape, Wait, causal_pairs
-from servecast.policies.closed import ClosedBatch, ClosedState, closed_decision, out_of_memory
+from servecast.batch import Wait
+from servecast.policies.closed import ClosedBatch, ClosedState, out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,25 +42,17 @@ class Static(ClosedBatch):
             return members
         pool = state.pool
         lengths = [sequence.tokens for sequence in members]
-        tokens = sum(lengths)
         blocks = sum(pool.blocks(length) for length in lengths)
-        wanted = blocks + state.activation_blocks(tokens)
+        wanted = blocks + state.activation_blocks(sum(lengths))
         if wanted > pool.total:
             return out_of_memory(now, state, wanted)
         pool.take(blocks)
-        shape = StepShape(len(members), tokens, sum(map(causal_pairs, lengths)), 0, 0, 0, max(lengths))
-        return closed_decision(state, shape, 1, list(zip(members, lengths, strict=True)), tokens)
+        return state.step(list(zip(members, lengths, strict=True)))
 
     def _decode(self, now: float, state: ClosedState) -> Decision:
-        decoding = state.decoding
         pool = state.pool
-        rows = decoding.count
-        free = pool.free - state.activation_blocks(rows)
-        wanted = decoding.blocks_needed(1)
+        free = pool.free - state.activation_blocks(state.decoding.count)
+        wanted = state.decoding.blocks_needed(1)
         if wanted > free:
             return out_of_memory(now, state, pool.total - free + wanted)
-        steps = decoding.steps_to_finish()
-        if rows * (steps // pool.block_size + 1) > free:
-            steps = min(steps, decoding.steps_within(free))
-        shape = StepShape(0, 0, 0, 0, rows, decoding.context, decoding.longest() + 1)
-        return closed_decision(state, shape, steps, [], 0)
+        return state.step([], iterations=state.decoding.steps(free))

@@ -283,7 +283,7 @@ def _number(value: Any) -> Any:
 def _packed(run: Run) -> bytes:
     columns: dict[str, Any] = {f"requests.{name}": column for name, column in run.requests.items()}
     columns |= {f"decisions.{name}": column for name, column in run.decisions.items()}
-    columns["gaps"] = run.gaps
+    columns |= {f"gaps.{name}": column for name, column in run.gaps.items()}
     columns["oom"] = np.array(run.oom, dtype=float).reshape(-1, 4)
     columns["single"] = np.array([run.end_s, run.kv_blocks_total])
     columns["respond"] = np.array(run.respond)
@@ -297,13 +297,11 @@ def _unpacked(tables: bytes) -> Run | None:
     if tables[:_HASH] != _hash(tables[_HASH:]):
         return None
     with np.load(io.BytesIO(tables[_HASH:]), allow_pickle=False) as file:
-        columns: dict[str, dict[str, Any]] = {"requests": {}, "decisions": {}}
+        columns: dict[str, dict[str, Any]] = {"requests": {}, "decisions": {}, "gaps": {}}
         for name in file.files:
             table, _, column = name.partition(".")
             if column:
                 columns[table][column] = file[name]
         oom = [OutOfMemory(time, int(lost), wanted, there) for time, lost, wanted, there in file["oom"].tolist()]
         end_s, blocks = file["single"].tolist()
-        return Run(
-            columns["requests"], columns["decisions"], file["gaps"], oom, end_s, int(blocks), str(file["respond"])
-        )
+        return Run(**columns, oom=oom, end_s=end_s, kv_blocks_total=int(blocks), respond=str(file["respond"]))

@@ -20,7 +20,6 @@ from servecast.scenario.serving import (
     memory_budget,
     require_whole_prompts_fit,
     serving,
-    step_set_aside,
 )
 from servecast.scenario.traffic import traffic
 
@@ -74,7 +73,7 @@ class System:
         """
         served = served or serving(scenario)
         policy = scenario.policies[at].build()
-        memory = memory_budget(scenario, served, step_set_aside(policy))
+        memory = memory_budget(scenario, served, policy.set_aside)
         require_whole_prompts_fit(policy, memory, f"scenario.policies[{at}]")
         return cls(scenario, at, served, policy, memory)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from servecast.scenario.engine_defaults import settle
 from servecast.scenario.loading import points
-from servecast.scenario.serving import memory_budget, serving, step_set_aside
+from servecast.scenario.serving import memory_budget, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ def resolved(scenario: Scenario, shown: Scenario | None = None) -> dict[str, Any
     data["engine"]["gpu_memory_utilization"] = scenario.engine.gpu_memory_utilization or served.memory_share
     data["engine"]["tensor_parallel_size"] = scenario.engine.tensor_parallel_size or served.tensor_parallel
     plans = {
-        label: _budget(memory_budget(first, served, step_set_aside(entry.build())))
+        label: _budget(memory_budget(first, served, entry.build().set_aside))
         for label, entry in zip(scenario.labels(), first.policies, strict=True)
     }
     data["derived"] = {

@@ -314,7 +314,7 @@ class PolicyEntry(Described):
 
     @model_validator(mode="after")
     def _like_an_engine(self) -> PolicyEntry:
-        if self.like is not None and self.kind != "continuous":
+        if self.like is not None and not POLICIES[self.kind].like_engine:
             raise refuse("only continuous batching is like an engine: take it out", ("like",), value=self.like)
         return self
 

@@ -12,8 +12,6 @@ from servecast import memory
 from servecast.cost import profile as profiles
 from servecast.cost.roofline import Roofline
 from servecast.errors import InputError
-from servecast.policies import Continuous
-from servecast.policies.closed import ClosedBatch
 from servecast.specs import catalogue
 
 if TYPE_CHECKING:
@@ -82,31 +80,18 @@ def _memory_share(scenario: Scenario, device: DeviceSpec) -> float:
     return engine.gpu_memory_utilization or memory.engine_defaults(device, engine.like).gpu_memory_utilization
 
 
-def step_set_aside(policy: Policy) -> tuple[int, int]:
-    """Tokens and sampled rows of the step whose activations a policy sets memory aside for.
-
-    Continuous batching sets aside a full step's, as vLLM does. A closed batch sets aside those of one token for each
-    row: what its prompts need beyond that, it must find beside their KV (`activation_blocks`).
-    """
-    if isinstance(policy, ClosedBatch):
-        return policy.batch_size, policy.batch_size
-    assert isinstance(policy, Continuous)
-    return policy.max_num_batched_tokens, policy.max_num_seqs
-
-
 def require_whole_prompts_fit(policy: Policy, planned: MemoryBudget, place: str) -> None:
     """Without chunked prefill a prompt that exceeds the budget would wait for ever, and all behind it.
 
     Raises InputError, as vLLM refuses to start then.
     """
-    if isinstance(policy, Continuous) and not policy.enable_chunked_prefill:
-        budget, longest = policy.max_num_batched_tokens, min(planned.max_model_len, planned.kv_tokens)
-        if budget < longest:
-            problem = (
-                f"{budget} is less than max_model_len {longest}: without chunked prefill a prompt must fit one step; "
-                f"give at least {longest}, set engine.max_model_len lower, or enable_chunked_prefill: true"
-            )
-            raise InputError(f"{place}.max_num_batched_tokens", problem)
+    longest = min(planned.max_model_len, planned.kv_tokens)
+    if policy.longest_prompt < longest:
+        problem = (
+            f"{policy.longest_prompt} is less than max_model_len {longest}: without chunked prefill a prompt must fit "
+            f"one step; give at least {longest}, set engine.max_model_len lower, or enable_chunked_prefill: true"
+        )
+        raise InputError(f"{place}.max_num_batched_tokens", problem)
 
 
 def memory_budget(scenario: Scenario, served: Serving, step: tuple[int, int]) -> MemoryBudget:

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 
 from servecast.errors import InputError
 from servecast.kvcache import BlockPool
-from servecast.policies.closed import ClosedBatch
 from servecast.run.system import Machine
-from servecast.scenario.serving import step_set_aside
 
 if TYPE_CHECKING:
     from servecast.device.limit import Limit
@@ -73,41 +71,39 @@ def machine(model: Transformer, system: System) -> Machine:
     """A system on a model that has been built: executor, warm, and memory."""
     from servecast.device.executor import DeviceExecutor
 
-    policy, planned, padded = system.policy, system.memory, system.scenario.policies[system.at].kind == "padded"
-    _, rows = step_set_aside(policy)
+    policy, planned, rows = system.policy, system.memory, system.policy.slots
     # A rectangle grows by the longest answer past the longest prompt, each of them shorter than a sequence may be.
-    length = system.longest * (2 if padded else 1)
+    length = system.longest * (2 if policy.rectangle else 1)
     beyond = system.activation_blocks()
     pool = BlockPool(planned.kv_blocks, planned.block_size, planned.block_bytes)
-    limit = _limit(model, policy, padded, rows * pool.blocks(length) + beyond(rows * system.longest), planned)
+    limit = _limit(model, policy, rows * pool.blocks(length) + beyond(rows * system.longest), planned)
     if limit is not None:
         pool = BlockPool(rows * pool.blocks(length), planned.block_size, planned.block_bytes)
-    executor = DeviceExecutor(model, slots=rows, max_length=length, padded=padded, limit=limit)
+    executor = DeviceExecutor(model, slots=rows, max_length=length, padded=policy.rectangle, limit=limit)
     executor.warm_up()
     return Machine(executor, pool, beyond if limit is None else lambda tokens: 0)
 
 
-def _limit(model: Transformer, policy: Policy, padded: bool, most_blocks: int, planned: MemoryBudget) -> Limit | None:
+def _limit(model: Transformer, policy: Policy, most_blocks: int, planned: MemoryBudget) -> Limit | None:
     """The memory limit of a policy whose batches may want ``most_blocks``; None where they cannot run out."""
     from servecast.device.limit import Limit
 
-    if not isinstance(policy, ClosedBatch) or most_blocks <= planned.kv_blocks:
+    if not policy.closed or most_blocks <= planned.kv_blocks:
         return None
     if model.device.type != "cpu":
         raise InputError(
             "scenario.policies",
-            f"batches of {policy.batch_size} rows can outgrow the memory, and running out is executed on a cpu only: "
+            f"batches of {policy.slots} rows can outgrow the memory, and running out is executed on a cpu only: "
             f"give less, a shorter engine.max_model_len, or engine.kv_blocks >= {most_blocks}",
         )
     cache = planned.kv_blocks * planned.block_bytes
     beside = planned.usable_bytes - planned.weight_bytes - planned.overhead_bytes
     # A rectangle is held as one piece, rows of their own lengths in whole blocks each.
-    block_size = 1 if padded else planned.block_size
+    block_size = 1 if policy.rectangle else planned.block_size
     return Limit(max(beside, cache + planned.activation_bytes), cache, block_size)
 
 
 def refuse_unexecutable(policy: Policy, place: str) -> None:
     """Raises InputError for options of a policy that the device does not compute."""
-    for option in ("enable_prefix_caching", "async_scheduling"):
-        if getattr(policy, option, False):
-            raise InputError(f"{place}.{option}", "true is simulated only, a device does not execute it: set false")
+    for option in policy.simulated_only:
+        raise InputError(f"{place}.{option}", "true is simulated only, a device does not execute it: set false")

@@ -15,8 +15,8 @@ from servecast.report.exports.vllm_json import write_vllm
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from servecast.engine import Run
     from servecast.metrics import Slo
-    from servecast.metrics.log import Run
 
 KINDS = ("vllm", "llmd", "perfetto")
 

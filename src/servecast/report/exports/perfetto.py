@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from servecast.metrics.log import Run
+    from servecast.engine import Run
 
 REQUESTS, ENGINE, QUEUE = 1, 2, 3
 _CHUNK = 1 << 14
@@ -47,7 +47,8 @@ def _names(run: Run) -> Iterator[dict[str, Any]]:
         yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": process, "args": {"sort_index": process}}
     yield {"ph": "M", "name": "thread_name", "pid": ENGINE, "tid": 0, "args": {"name": "decisions"}}
-    for slot in np.unique(run.requests["slot"][run.requests["slot"] >= 0]).tolist():
+    slots = run.requests["slot"]
+    for slot in np.unique(slots[~np.isnan(slots)]).astype(int).tolist():
         yield {"ph": "M", "name": "thread_name", "pid": REQUESTS, "tid": slot, "args": {"name": f"slot {slot}"}}
 
 
@@ -81,9 +82,9 @@ def _requests(run: Run, start_s: float, end_s: float) -> Iterator[dict[str, Any]
         if isnan(scheduled_s):
             continue
         told_s = ended_s if isnan(first_s) else first_s
-        yield _slice(f"request {id_} prefill", REQUESTS, slot, scheduled_s, told_s, **about)
+        yield _slice(f"request {id_} prefill", REQUESTS, int(slot), scheduled_s, told_s, **about)
         if told_s < ended_s:
-            yield _slice(f"request {id_} decode", REQUESTS, slot, told_s, ended_s, **about)
+            yield _slice(f"request {id_} decode", REQUESTS, int(slot), told_s, ended_s, **about)
 
 
 def _decisions(run: Run, start_s: float, end_s: float) -> Iterator[dict[str, Any]]:
@@ -98,7 +99,7 @@ def _decisions(run: Run, start_s: float, end_s: float) -> Iterator[dict[str, Any
                 continue
             shape = {name: columns[name][row] for name in _SHOWN}
             yield _slice(_kind(shape), ENGINE, 0, start, end, **shape)
-            running = columns["prefill_rows"][row] + columns["useful_decode_rows"][row]
+            running = sum(columns[name][row] for name in ("prefill_rows", "useful_decode_rows", "stalled_rows"))
             counters = {"running": running, "waiting": columns["waiting"][row], "kv_blocks": columns["kv_blocks"][row]}
             for name, value in counters.items():
                 yield {"ph": "C", "name": name, "pid": ENGINE, "ts": _us(start), "args": {name: value}}
@@ -115,7 +116,7 @@ def _kind(shape: dict[str, Any]) -> str:
 
 def _crashes(run: Run) -> Iterator[dict[str, Any]]:
     for event in run.oom:
-        about = event._asdict()  # type: ignore[attr-defined]
+        about = event._asdict()
         yield {
             "ph": "i",
             "s": "g",

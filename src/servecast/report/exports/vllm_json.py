@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from servecast.metrics.log import Run
+    from servecast.engine import Run
 
 PERCENTILES = (50.0, 90.0, 99.0)
 _ERRORS = {
