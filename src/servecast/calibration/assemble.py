@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 TOLERANCE: Final = 0.003
 """Relative: a tenth of what leaving a point out costs in the median, and it shortens the tables by 20 to 30 %."""
 
-#: Steps whose composition is told: name, prefill tokens of one fresh prompt, decode rows, context of each.
+#: Steps whose composition the profile states: name, prefill tokens of one fresh prompt, decode rows, context of each.
 REFERENCES: Final = (
     ("decode 1 x 1,024", 0, 1, 1024),
     ("decode 64 x 1,024", 0, 64, 1024),

@@ -298,8 +298,8 @@ def _refuse_one_shape(steps: Steps) -> None:
     shape = steps.shape
     if any(np.ptp(np.asarray(column)) > 0 for column in shape):
         return
-    told = ("prefill_tokens", "decode_rows", "decode_context")
-    values = ", ".join(f"{name} {np.asarray(getattr(shape, name))[0]:g}" for name in told)
+    varied = ("prefill_tokens", "decode_rows", "decode_context")
+    values = ", ".join(f"{name} {np.asarray(getattr(shape, name))[0]:g}" for name in varied)
     raise InputError(
         steps.files[0],
         f"all {len(steps)} steps are of one shape ({values}), which does not tell what a token, a row or its context "

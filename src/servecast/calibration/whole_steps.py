@@ -100,7 +100,7 @@ def fit(shape: StepShape, seconds: Floats, seed: int = 0, replicates: int = _REP
     ]
     low, high = np.quantile(several, (0.05, 0.95), axis=0)
     f, g = len(knots[0]), len(knots[1])
-    # Only the sum of f and g is told; what every step takes counts as f's.
+    # The steps tell only the sum of f and g; what every step takes counts as f's.
     shared = solved[f : f + g].min()
     solved[:f] += shared
     solved[f : f + g] -= shared

@@ -482,8 +482,8 @@ def _notes(request: Request, found: whole_steps.WholeSteps, facts: dict[str, Any
         yield f"{name} takes {1e6 * value:.4g} us a {unit} (90 % interval {1e6 * low:.4g} to {1e6 * high:.4g})"
     yield f"measured in {dtype}, {facts['identity']['layers']} of {request.model.layers} layers computed"
     if facts.get("layers_scaled"):
-        told = ", ".join(f"{kind} {off:+.1%}" for kind, off in facts["layers_scaled"].items())
-        yield f"the rest scaled up, checked at full depth: {told}"
+        errors_by_kind = ", ".join(f"{kind} {off:+.1%}" for kind, off in facts["layers_scaled"].items())
+        yield f"the rest scaled up, checked at full depth: {errors_by_kind}"
     elif facts["identity"]["layers"] != request.model.layers:
         yield "the rest scaled up, unchecked: memory does not hold all layers"
     if facts["noise"]["median"] is not None:

@@ -207,15 +207,15 @@ def tried(case: CliffCase, rows: int) -> Try:
     child.start()
     theirs.close()
     try:
-        told: tuple[bool, int | None] | str = ours.recv()
+        answer: tuple[bool, int | None] | str = ours.recv()
     except EOFError:
-        told = (False, None)
+        answer = (False, None)
     child.join()
     if child.exitcode is not None and child.exitcode > 0:  # a signal's is negative: that is memory
-        told = "its process ended with the error above"
-    if isinstance(told, str):
-        raise InputError("cliff", f"a batch of {rows} rows failed for another reason than memory: {told}")
-    return Try(rows, *told)
+        answer = "its process ended with the error above"
+    if isinstance(answer, str):
+        raise InputError("cliff", f"a batch of {rows} rows failed for another reason than memory: {answer}")
+    return Try(rows, *answer)
 
 
 def _child(case: CliffCase, rows: int, pipe: Connection) -> None:

@@ -82,8 +82,8 @@ class Limit:
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, before)
         if failed is not None:
-            told = _TRIED_TO.search(str(failed))
-            wanted = int(told[1]) if told else 0
+            asked = _TRIED_TO.search(str(failed))
+            wanted = int(asked[1]) if asked else 0
             raise RanOutError(float(held + max(wanted, room + 1)), float(held + room))
 
 

@@ -84,11 +84,13 @@ def conditions(device: torch.device) -> dict[str, str]:
     if device.type == "cpu" or shutil.which("nvidia-smi") is None:
         return {}
     uuid = str(torch.cuda.get_device_properties(device).uuid)
-    told = subprocess.run(
+    reply = subprocess.run(
         ["nvidia-smi", f"--query-gpu={_QUERIED}", "--format=csv,noheader", f"--id=GPU-{uuid.removeprefix('GPU-')}"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    return dict(zip(_QUERIED.split(","), told.stdout.strip().split(", "), strict=False)) if told.returncode == 0 else {}
+    return (
+        dict(zip(_QUERIED.split(","), reply.stdout.strip().split(", "), strict=False)) if reply.returncode == 0 else {}
+    )
 
 
 def memory_bytes(device: torch.device, spec: DeviceSpec) -> int:

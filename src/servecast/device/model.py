@@ -153,7 +153,7 @@ def transformer(
 ) -> Transformer:
     """A model with random weights: normal of 0.02, never zeros, which hardware multiplies at less power.
 
-    layers : so many instead of the model's own; made : told after each how many there are, of how many
+    layers : so many instead of the model's own; made : called after each with how many there are, and of how many
     Raises InputError for a model that cannot be computed here.
     """
     refuse_unsupported(spec)

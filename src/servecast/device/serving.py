@@ -289,7 +289,7 @@ def _row_attention(
 
 
 class _Varlen(NamedTuple):
-    """What a step of variable lengths is told, on the device. ``longest`` bounds every row's keys."""
+    """The inputs of a step of variable lengths, on the device. ``longest`` bounds every row's keys."""
 
     positions: torch.Tensor
     where: torch.Tensor

@@ -109,14 +109,14 @@ def _mixed(workload: Workload, sections: Sequence[schema.Tenant]) -> tuple[Reque
     """The requests of several tenants, and what to tell of the files that their lengths are drawn from."""
     assert workload.requests is not None, "the schema wants it"
     tenants: list[Tenant] = []
-    told: dict[str, None] = {}  # once where two draw from the same file
+    every: dict[str, None] = {}  # once where two draw from the same file
     for at, section in enumerate(sections):
         lengths, notes = _lengths(section, f"tenants[{at}].")
         arrivals = cast("Arrivals", section.arrivals.build())
         tenants.append(Tenant(section.name, arrivals, lengths, section.share, section.priority))
-        told |= dict.fromkeys(notes)
+        every |= dict.fromkeys(notes)
     try:
-        return mixture(tenants, workload.requests, workload.seed), tuple(told)
+        return mixture(tenants, workload.requests, workload.seed), tuple(every)
     except ValueError as error:
         raise InputError("scenario.workload.tenants", str(error)) from None
 

@@ -7,6 +7,7 @@ prompts. Not kept: structure below a second (ticks, batches), trends longer than
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from servecast.errors import InputError
 from servecast.workload.clients import LengthColumns
 from servecast.workload.rates import Modulated
 from servecast.workload.synthetic import generate
-from servecast.workload.traces.statistics import dispersion
+from servecast.workload.traces.statistics import column_statistics, dispersion
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -135,25 +136,16 @@ def fit(columns: RequestColumns, place: str = "trace") -> TraceModel:
 
 
 def _figures(columns: RequestColumns) -> dict[str, float | None]:
-    figures: dict[str, float | None] = {"mean_rate_rps": columns.offered_rps}
-    for window in (1, 10, 60):
-        figures[f"iod_{window}s"] = dispersion(columns.arrival_s, window)
-    for name, tokens in (("prompt_tokens", columns.prompt_tokens), ("output_tokens", columns.output_tokens)):
-        figures[f"{name}_mean"] = float(tokens.mean())
-        for percent in (50, 90, 99):
-            figures[f"{name}_p{percent}"] = float(np.percentile(tokens, percent))
-    figures["rank_correlation"] = rank_correlation(columns.lengths)
-    return figures
+    kept = re.compile(r"mean_rate_rps|iod_.*|.*_tokens_(mean|p\d+)")
+    figures: dict[str, float | None] = {k: v for k, v in column_statistics(columns).items() if kept.fullmatch(k)}
+    return figures | {"rank_correlation": rank_correlation(columns.lengths)}
 
 
 def rank_correlation(lengths: LengthColumns) -> float | None:
     """Spearman's correlation of prompts and outputs, equal values sharing their rank; None where one never varies."""
-    ranks = [_ranks(tokens) for tokens in lengths]
-    if min(np.ptp(rank) for rank in ranks) == 0:
+    from scipy.stats import rankdata
+
+    if min(np.ptp(tokens) for tokens in lengths) == 0:
         return None
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-
-
-def _ranks(tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-    _, place, counts = np.unique(tokens, return_inverse=True, return_counts=True)
-    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[place])
+    prompts, outputs = (rankdata(tokens) for tokens in lengths)
+    return float(np.corrcoef(prompts, outputs)[0, 1])

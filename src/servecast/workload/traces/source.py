@@ -14,14 +14,12 @@ import zlib
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from _typeshed import WriteableBuffer
 
 GZIP, ZSTD, PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
 PROBE = 65_536  # bytes looked at to tell text from anything else
@@ -138,15 +136,12 @@ def opened(path: str, part: int | None = None) -> Iterator[Content]:
             if magic == PARQUET:
                 yield Content(path, iter(()), part, _table(path, raw))
                 return
-            plain = cast("BinaryIO", _unpacked(raw, magic))
-            probe = plain.read(PROBE)
-            if b"\0" in probe:
+            plain = io.BufferedReader(_unpacked(raw, magic), PROBE)
+            if b"\0" in plain.peek(PROBE):
                 raise InputError(
                     path, "is not UTF-8 text; traces are read from CSV, JSON (plain, gzip or zstandard) and Parquet"
                 )
-            with io.TextIOWrapper(
-                io.BufferedReader(_Replayed(probe, plain), PROBE), encoding="utf-8-sig", errors="replace"
-            ) as text:
+            with io.TextIOWrapper(plain, encoding="utf-8-sig", errors="replace") as text:
                 yield Content(path, text, part)
     except FileNotFoundError as error:
         raise InputError(path, "no such file; paths are relative to where the command runs, or absolute") from error
@@ -177,21 +172,3 @@ def _table(path: str, raw: BinaryIO) -> Any:
     except (pyarrow.ArrowInvalid, OSError) as error:
         problem = str(error).splitlines()[0]
         raise InputError(path, f"its Parquet data is damaged or cut ({problem}); fetch the file again") from error
-
-
-class _Replayed(io.RawIOBase):
-    """A stream that goes on where ``stream`` is, with ``start`` put back in front: not all streams can seek."""
-
-    def __init__(self, start: bytes, stream: BinaryIO) -> None:
-        self._start = io.BytesIO(start)
-        self._stream = stream
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        """Fills ``buffer`` as far as there is anything."""
-        view = memoryview(buffer)
-        read = self._start.read(len(view)) or self._stream.read(len(view))
-        view[: len(read)] = read
-        return len(read)

@@ -41,13 +41,16 @@ class JointHistogram:
 
 def trace_statistics(trace: Trace) -> dict[str, float | int | None]:
     """Figures of the requests of ``trace``, by name with the unit in it; None where there is nothing to say."""
-    columns, report = trace.columns, trace.report
+    rows = {"rows_read": trace.report.rows_read, "rows_rejected": trace.report.rows_rejected}
+    return rows | column_statistics(trace.columns)
+
+
+def column_statistics(columns: RequestColumns) -> dict[str, float | int | None]:
+    """The same of requests alone, wherever they come from."""
     arrival_s = columns.arrival_s
     gaps_s = np.diff(arrival_s)
     spread = bool(columns.span_s)
     figures: dict[str, float | int | None] = {
-        "rows_read": report.rows_read,
-        "rows_rejected": report.rows_rejected,
         "requests": len(columns),
         "span_s": columns.span_s,
         "mean_rate_rps": columns.offered_rps,
