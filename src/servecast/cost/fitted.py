@@ -99,7 +99,6 @@ class FittedCost:
         return True
 
     def seconds(self, shape: StepShape) -> Scalars:
-        """Duration of one step [s]; arrays in the shape give an array."""
         scalar = not any(isinstance(v, np.ndarray) for v in shape)
         if scalar:
             return self.durations(shape, 1)[0]
@@ -116,7 +115,6 @@ class FittedCost:
         )
 
     def durations(self, shape: StepShape, iterations: int) -> tuple[float, float, int]:
-        """(base, slope, count): iteration i < count takes base + slope*i seconds. Constant work, whatever the batch."""
         prefill_rows, prefill_tokens, pairs, prefill_context, decode_rows, decode_context, _ = shape
         tokens = prefill_tokens + decode_rows
         base = self._terms.get(tokens)
@@ -131,11 +129,9 @@ class FittedCost:
         return base, context_s * decode_rows, iterations
 
     def extrapolated(self, shape: StepShape) -> Scalars:
-        """Whether each shape lies outside the measured domain."""
         return self.domain.extrapolated(shape)
 
     def extrapolation(self, shape: StepShape) -> Extrapolation:
-        """The field of one shape that lies furthest outside the measured domain, and by which factor."""
         return self.domain.extrapolation(shape)
 
     def _remember(self, tokens: int) -> float:

@@ -96,14 +96,12 @@ class Roofline:
         return f"{self.device.name} (roofline, uncalibrated)"
 
     def seconds(self, shape: StepShape) -> Scalars:
-        """Duration of one step [s]; arrays in the shape give an array."""
         linear = self._linear_s(shape)
         attention = np.maximum(self._attention_flops_s(shape), self._attention_bytes_s(shape))
         total = linear + attention
         return total if np.ndim(total) else float(total)
 
     def durations(self, shape: StepShape, iterations: int) -> tuple[float, float, int]:
-        """(base, slope, count): iteration i < count takes base + slope*i seconds. Constant work, whatever the batch."""
         prefill_rows, prefill_tokens, pairs, prefill_context, rows, context, _ = shape
         tokens = prefill_tokens + rows
         linear = self._linear.get((tokens, prefill_rows + rows))

@@ -89,7 +89,6 @@ class TabulatedCost:
         return True
 
     def seconds(self, shape: StepShape) -> Scalars:
-        """Duration of one step [s]; arrays in the shape give an array."""
         if not any(isinstance(value, np.ndarray) for value in shape):
             return self.durations(shape, 1)[0]
         columns = np.broadcast_arrays(*shape)
@@ -98,7 +97,6 @@ class TabulatedCost:
         return found.reshape(columns[0].shape)
 
     def durations(self, shape: StepShape, iterations: int) -> tuple[float, float, int]:
-        """(base, slope, count): iteration i < count takes base + slope*i seconds. Constant work, whatever the batch."""
         prefill_rows, prefill_tokens, pairs, prefill_context, rows, context, _ = shape
         if prefill_rows:
             return self._with_prefill(prefill_rows, prefill_tokens, pairs, prefill_context, rows, context), 0.0, 1
@@ -113,11 +111,9 @@ class TabulatedCost:
         return seconds[i] + slope * (context - knots[i]), slope * rows, iterations
 
     def extrapolated(self, shape: StepShape) -> Scalars:
-        """Whether each shape lies outside the measured domain."""
         return self.domain.extrapolated(shape)
 
     def extrapolation(self, shape: StepShape) -> Extrapolation:
-        """The field of one shape that lies furthest outside the measured domain, and by which factor."""
         return self.domain.extrapolation(shape)
 
     def _with_prefill(

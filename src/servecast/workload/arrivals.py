@@ -44,7 +44,6 @@ class Poisson:
         _check_rate(self.rate_rps)
 
     def times(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        """The first n arrivals: (n,) float64 [s]."""
         if self.rate_rps == inf:
             return np.zeros(n)
         return _times(np.cumsum(rng.standard_exponential(n)), self.rate_rps, self.rescale)
@@ -74,7 +73,6 @@ class Gamma:
         return 1 / sqrt(self.burstiness)
 
     def times(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        """The first n arrivals: (n,) float64 [s]."""
         if self.rate_rps == inf or self.burstiness == inf:
             return Constant(self.rate_rps).times(n, rng)
         gaps = rng.standard_gamma(self.burstiness, n) / self.burstiness
@@ -94,7 +92,6 @@ class Constant:
         _check_rate(self.rate_rps)
 
     def times(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        """The first n arrivals: (n,) float64 [s]."""
         return _times(np.arange(1.0, n + 1), self.rate_rps)
 
 

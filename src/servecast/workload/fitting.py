@@ -59,7 +59,6 @@ class JointQuantiles:
                 raise ValueError(f"{name} must start at 1 or above, and not fall")
 
     def draw(self, n: int, prompt_rng: np.random.Generator, output_rng: np.random.Generator) -> LengthColumns:
-        """n pairs."""
         rank = prompt_rng.random(n)
         prompts = np.rint(np.interp(100 * rank, self.percentiles, self.prompt_tokens)).astype(np.int64)
         outputs = np.empty(n, np.int64)

@@ -56,7 +56,6 @@ class Fixed:
         _check_limits(tokens=self.tokens)
 
     def draw(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """n lengths: (n,) int64 [tokens]."""
         return np.full(n, self.tokens, dtype=np.int64)
 
 
@@ -74,7 +73,6 @@ class Uniform:
         _check_limits(min_tokens=self.min_tokens, max_tokens=self.max_tokens)
 
     def draw(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """n lengths: (n,) int64 [tokens]."""
         return rng.integers(self.min_tokens, self.max_tokens, size=n, dtype=np.int64, endpoint=True)
 
 
@@ -100,7 +98,6 @@ class Lognormal:
             raise ValueError(f"sigma is {self.sigma}; it must lie between 0 (always the median) and 10")
 
     def draw(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """n lengths: (n,) int64 [tokens]."""
         drawn = np.exp(log(self.median_tokens) + self.sigma * rng.standard_normal(n))
         clipped: NDArray[np.float64] = np.clip(np.rint(drawn), self.min_tokens, self.max_tokens)
         return clipped.astype(np.int64)
@@ -128,7 +125,6 @@ class Empirical:
             raise ValueError(f"tokens {_ends(self.tokens)}; they must lie between 1 and {LONGEST_TOKENS:,}")
 
     def draw(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """n lengths: (n,) int64 [tokens]."""
         return np.rint(np.interp(100 * rng.random(n), self.percentiles, self.tokens)).astype(np.int64)
 
     def mean_tokens(self) -> float:
@@ -144,7 +140,6 @@ class Independent:
     output_tokens: Law
 
     def draw(self, n: int, prompt_rng: np.random.Generator, output_rng: np.random.Generator) -> LengthColumns:
-        """n pairs."""
         return LengthColumns(self.prompt_tokens.draw(n, prompt_rng), self.output_tokens.draw(n, output_rng))
 
 
@@ -159,7 +154,6 @@ class Pairs:
             raise ValueError("there are no pairs to draw from; give at least one")
 
     def draw(self, n: int, prompt_rng: np.random.Generator, output_rng: np.random.Generator) -> LengthColumns:
-        """n pairs."""
         rows = prompt_rng.integers(len(self.columns.prompt_tokens), size=n)
         return LengthColumns(self.columns.prompt_tokens[rows], self.columns.output_tokens[rows])
 
@@ -273,7 +267,6 @@ class RandomLengths:
             raise ValueError(f"prefix_tokens is {self.prefix_tokens}; it must be at least 0")
 
     def draw(self, n: int, prompt_rng: np.random.Generator, output_rng: np.random.Generator) -> LengthColumns:
-        """n pairs."""
         prompt = self._around(self.input_tokens, n, prompt_rng) + self.prefix_tokens
         return LengthColumns(prompt, self._around(self.output_tokens, n, output_rng))
 

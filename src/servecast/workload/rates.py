@@ -109,7 +109,6 @@ class Diurnal:
         return np.asarray(self.mean_rps * (time_s + self.swing / turn * wave))
 
     def times(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        """The first n arrivals: (n,) [s]."""
         due = np.cumsum(_gaps(n, self.burstiness, rng))
         margin_s = self.swing * self.period_s / pi
         low, high = np.maximum(due / self.mean_rps - margin_s, 0), due / self.mean_rps + margin_s
@@ -148,7 +147,6 @@ class RampUp:
         return np.asarray(self.start_rps * (self.end_rps / self.start_rps) ** progress)
 
     def times(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        """The first n arrivals: (n,) [s]."""
         return np.cumsum(_gaps(n, self.burstiness, rng) / self.rates(n))
 
 
@@ -199,7 +197,6 @@ class Modulated:
         return cls(rate_rps, min(fast, 1e6), min(medium, 1e6), min(slow, 1e6))
 
     def times(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        """The first n arrivals: (n,) [s]."""
         due = np.cumsum(rng.standard_exponential(n))
         if not n:
             return due

@@ -41,7 +41,6 @@ class _Bailian(JsonLines):
     """The reader: each file has chats of its own."""
 
     def blocks(self, content: Content, rejections: Rejections) -> Iterator[Block]:
-        """The rows of the file."""
         return JsonLines(self.name, self.signature, self.fitting, _rows(), self.found).blocks(content, rejections)
 
 

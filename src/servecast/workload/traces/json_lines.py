@@ -44,7 +44,6 @@ class JsonLines:
         return self.found if fits else None
 
     def blocks(self, content: Content, rejections: Rejections) -> Iterator[Block]:
-        """The rows of the file."""
         lines, before = content.lines(), 0
         while block := list(islice(lines, LINES)):
             numbered = rejections.filled(enumerate(block, before + 1))

@@ -135,7 +135,6 @@ class _PlainRows:
         return None if layout is None else layout.found
 
     def blocks(self, content: Content, rejections: Rejections) -> Iterator[Block]:
-        """The rows of the file."""
         layout = self._layout(content)
         assert layout is not None, "only what fits is read"
         row = partial(_row, layout)
