@@ -19,7 +19,9 @@ import pytest
 import yaml
 
 from servecast.memory import GIB, budget
-from servecast.plan.lessons import padding_waste, usd_per_mtok
+from servecast.plan.answer import Tokens, dollars
+from servecast.plan.lessons import padding_waste
+from servecast.plan.uncertainty import Estimate
 from servecast.specs import catalogue
 
 SHARED = Path(os.environ.get("SERVECAST_SHARED", Path(__file__).parents[2] / "shared"))
@@ -28,6 +30,10 @@ MIB = 1 << 20
 
 def kv(name: str) -> float:
     return catalogue.model(name).kv_bytes_per_token("bf16")
+
+
+def usd_per_mtok(usd_per_hour: float, tokens_per_s: float) -> float:
+    return dollars(usd_per_hour, Estimate(tokens_per_s), Tokens(0.0, 1.0))["output"].value
 
 
 class Arithmetic(NamedTuple):

@@ -72,7 +72,6 @@ def test_the_wall_is_where_the_batch_just_stops_fitting(wall):
     assert wall.kv_tokens == budget.kv_tokens
     assert wall.batch * budget.blocks_of(wall.longest_context) <= budget.kv_blocks
     assert wall.batch * budget.blocks_of(wall.context) > budget.kv_blocks
-    assert wall.max_batch_at_wall == budget.kv_blocks // budget.blocks_of(wall.context) < wall.batch
 
 
 def test_one_long_prompt_makes_the_batch_padding():
@@ -92,8 +91,3 @@ def test_padding_of_other_batches():
         lessons.padding_waste([])
     with pytest.raises(InputError, match="prompts"):
         lessons.padding_waste([5, 0])
-
-
-def test_price_of_tokens_falls_with_utilization():
-    assert round(lessons.usd_per_mtok(2.5, 700), 3) == 0.992
-    assert round(lessons.usd_per_mtok(2.5, 700, utilization=0.1), 2) == 9.92

@@ -29,6 +29,11 @@ def number(value: float | None, digits: int = 3) -> str:
     return text.rstrip("0").rstrip(".") if places and value == round(value) else text
 
 
+def gibibytes(count: float) -> str:
+    """Bytes in GiB."""
+    return f"{count / (1 << 30):,.2f} GiB"
+
+
 def seconds(value: float | None) -> str:
     """A time at three digits in the unit that suits it: 85.0 ms, 1.25 s, 23 min."""
     if value is None or math.isnan(value):

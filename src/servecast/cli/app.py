@@ -343,7 +343,7 @@ def explain(
         servecast explain --model llama-2-7b --device a100-40gb --set engine.gpu_memory_utilization=0.9
     """
     from servecast.cli import terminal
-    from servecast.plan import explain as explaining
+    from servecast.report import explain as explaining
 
     if scenario is None and model is None:
         if device or profile or length or changes:
@@ -357,7 +357,7 @@ def _explained(
     name: str | None, model: str | None, device: str | None, profile: str | None, overrides: dict[str, object]
 ) -> Scenario:
     from servecast import scenario
-    from servecast.plan.explain import bare_scenario
+    from servecast.report.explain import bare_scenario
 
     if name is not None:
         if model or device or profile:
@@ -634,7 +634,7 @@ def list_(
         servecast list models --json | jq -r '.rows[].name'
     """
     from servecast.cli import terminal
-    from servecast.plan.explain import listing
+    from servecast.report.listing import listing
 
     listed = listing(what.value)
     if as_json:

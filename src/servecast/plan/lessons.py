@@ -1,4 +1,4 @@
-"""The numbers that explain batching, worked out: intensity, ridge, memory wall, padding, and the price of a token.
+"""The numbers that explain batching, worked out: intensity, ridge, memory wall and padding.
 
 A linear layer of n x n weights on a batch of B rows, b bytes per value:
 
@@ -6,8 +6,8 @@ A linear layer of n x n weights on a batch of B rows, b bytes per value:
     intensity = 2 B / b by weights alone, B n / (n + 2 B) x 2 / b with activations
 
 Decode reads the weights once for all rows, so a batch of (ridge x b / 2) rows keeps the arithmetic units as busy as the
-memory. Every row also holds its context in the KV cache. Past some context the KV cache is full before the batch is
-that large: the memory wall comes before the ridge.
+memory. Every row also holds its context in the KV cache. From some context on the cache is full before the batch is
+that large: memory stops the batch before the ridge does.
 
 Everything here is plain arithmetic on specs; nothing is fitted and nothing printed.
 """
@@ -15,12 +15,10 @@ Everything here is plain arithmetic on specs; nothing is fitted and nothing prin
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from servecast import memory
 from servecast.errors import InputError
-from servecast.memory import MemoryBudget, engine_defaults
+from servecast.memory import budget, engine_defaults
 from servecast.specs import catalogue
 from servecast.specs.dtypes import bytes_per_value
 
@@ -35,41 +33,33 @@ WALL_MODELS = ("llama-2-7b", "llama-3.1-8b")
 WALL_DEVICES = ("a100-40gb", "a100-80gb")
 
 
-@dataclass(frozen=True, slots=True)
-class LayerIntensity:
-    """FLOP per byte of a square linear layer at one batch, without activations in the bytes and with them."""
+class LayerIntensity(NamedTuple):
+    """What a square linear layer computes, and the bytes that it moves, at one batch."""
 
-    batch: int
-    width: int
     flops: int
     weight_bytes: float
     activation_bytes: float
-    weights_only: float
-    with_activations: float
+
+    @property
+    def weights_only(self) -> float:
+        """FLOP per byte of weights."""
+        return self.flops / self.weight_bytes
+
+    @property
+    def with_activations(self) -> float:
+        """FLOP per byte of weights and activations."""
+        return self.flops / (self.weight_bytes + self.activation_bytes)
 
 
 def layer_intensity(batch: int, width: int = LAYER_WIDTH, dtype: str = "bf16") -> LayerIntensity:
-    """How many FLOPs a ``width`` x ``width`` layer does per byte it moves for ``batch`` rows."""
+    """A ``width`` x ``width`` layer on ``batch`` rows."""
     value = bytes_per_value(dtype)
-    flops = 2 * batch * width * width
-    weights = value * width * width
-    activations = 2 * value * batch * width
-    return LayerIntensity(
-        batch=batch,
-        width=width,
-        flops=flops,
-        weight_bytes=weights,
-        activation_bytes=activations,
-        weights_only=flops / weights,
-        with_activations=flops / (weights + activations),
-    )
+    return LayerIntensity(2 * batch * width * width, value * width * width, 2 * value * batch * width)
 
 
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """The smallest batch whose intensity reaches a ridge; None where activations keep it from ever doing so."""
+class Crossing(NamedTuple):
+    """The smallest batch whose intensity reaches a ridge; None where activations keep every batch below it."""
 
-    ridge: float
     weights_only: int
     with_activations: int | None
 
@@ -77,14 +67,13 @@ class Crossing:
 def ridge_crossing(ridge: float, width: int = LAYER_WIDTH, dtype: str = "bf16") -> Crossing:
     """The batch at which decode turns from bandwidth-bound to compute-bound on a device with this ridge [FLOP/B].
 
-    With activations the intensity tends to width / bytes per value as the batch grows, whatever the batch: a higher
-    ridge is never reached.
+    With activations the intensity tends to width / bytes per value as the batch grows. A higher ridge is never reached.
     """
     value = bytes_per_value(dtype)
     batch = ridge * value / 2  # 2 B / b = ridge
     # 2 B n / (b (n + 2 B)) = ridge, solved for B
     headroom = 1 - 2 * batch / width
-    return Crossing(ridge, math.ceil(batch), math.ceil(batch / headroom) if headroom > 0 else None)
+    return Crossing(math.ceil(batch), math.ceil(batch / headroom) if headroom > 0 else None)
 
 
 def ridges(dtype: str = "bf16") -> dict[str, float]:
@@ -92,12 +81,11 @@ def ridges(dtype: str = "bf16") -> dict[str, float]:
     return {device.name: device.ridge(dtype) for device in catalogue.devices() if dtype in device.flops}
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryWall:
+class MemoryWall(NamedTuple):
     """Where KV memory ends a batch before the ridge is reached.
 
-    ``batch`` rows reach the ridge; sequences of up to ``longest_context`` tokens fit that many times into the KV cache,
-    and from ``context`` on they do not. ``max_batch_at_wall`` is how many of ``context`` tokens still fit.
+    ``batch`` rows reach the ridge; that many sequences of ``longest_context`` tokens fit into the KV cache, and of
+    ``context`` tokens they do not.
     """
 
     model: str
@@ -106,8 +94,11 @@ class MemoryWall:
     batch: int
     kv_tokens: int
     longest_context: int
-    context: int
-    max_batch_at_wall: int
+
+    @property
+    def context(self) -> int:
+        """The first context that stops the batch [tokens]."""
+        return self.longest_context + 1
 
 
 def memory_wall(
@@ -121,7 +112,7 @@ def memory_wall(
     ridge = device.ridge(model.dtype) if ridge is None else ridge
     batch = ridge_crossing(ridge, dtype=model.weight_dtype or model.dtype).weights_only
     defaults = engine_defaults(device, like)
-    budget = memory.budget(
+    memory = budget(
         model,
         device,
         gpu_memory_utilization=defaults.gpu_memory_utilization,
@@ -129,17 +120,8 @@ def memory_wall(
         max_num_batched_tokens=defaults.max_num_batched_tokens,
         max_num_seqs=max(batch, defaults.max_num_seqs),
     )
-    longest = budget.kv_blocks // batch * budget.block_size
-    return MemoryWall(
-        model=model.name,
-        device=device.name,
-        ridge=ridge,
-        batch=batch,
-        kv_tokens=budget.kv_tokens,
-        longest_context=longest,
-        context=longest + 1,
-        max_batch_at_wall=_fitting(budget, longest + 1),
-    )
+    longest = memory.kv_blocks // batch * memory.block_size
+    return MemoryWall(model.name, device.name, ridge, batch, memory.kv_tokens, longest)
 
 
 def memory_walls(ridge: float | None = None) -> list[MemoryWall]:
@@ -151,13 +133,8 @@ def memory_walls(ridge: float | None = None) -> list[MemoryWall]:
     ]
 
 
-def _fitting(budget: MemoryBudget, context: int) -> int:
-    return budget.kv_blocks // budget.blocks_of(context)
-
-
-@dataclass(frozen=True, slots=True)
-class PaddingWaste:
-    """What padding prompts to the longest costs: computed and useful tokens and causal query-key pairs."""
+class PaddingWaste(NamedTuple):
+    """Computed and useful tokens and causal query-key pairs of prompts that are padded to the longest."""
 
     computed_tokens: int
     useful_tokens: int
@@ -179,15 +156,6 @@ def padding_waste(prompts: Sequence[int] = (2000, 50, 50, 50, 50, 50, 50, 50)) -
     """The padding in one batch of ``prompts`` [tokens], each padded to the longest."""
     if not prompts or min(prompts) < 1:
         raise InputError("prompts", f"{list(prompts)} must be at least one length, each of 1 token or more")
-    longest = max(prompts)
-    return PaddingWaste(
-        computed_tokens=len(prompts) * longest,
-        useful_tokens=sum(prompts),
-        computed_pairs=len(prompts) * (longest * (longest + 1) // 2),
-        useful_pairs=sum(prompt * (prompt + 1) // 2 for prompt in prompts),
-    )
-
-
-def usd_per_mtok(usd_per_hour: float, tokens_per_s: float, utilization: float = 1.0) -> float:
-    """Dollars per million tokens of hardware that costs ``usd_per_hour`` and is busy a share ``utilization`` of it."""
-    return usd_per_hour / (tokens_per_s * utilization * 3600) * 1e6
+    count, longest = len(prompts), max(prompts)
+    pairs = [prompt * (prompt + 1) // 2 for prompt in (*prompts, longest)]
+    return PaddingWaste(count * longest, sum(prompts), count * pairs[-1], sum(pairs[:-1]))

@@ -1,0 +1,210 @@
+"""What bounds a scenario, before anything runs, as tables: the memory budget, what fits, the ridge."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from servecast import memory
+from servecast.errors import InputError
+from servecast.plan import lessons
+from servecast.scenario import check, serving
+from servecast.scenario.serving import memory_budget
+from servecast.text import Table, gibibytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from servecast.memory import MemoryBudget
+    from servecast.scenario import Scenario
+    from servecast.scenario.serving import Serving
+
+    Row = tuple[str, str, str]
+
+RIDGE = 140.0  # FLOP per byte: a round number near an A100's, to reckon with
+LENGTHS = (1024, 4096, 16384)  # tokens of a sequence, where no lengths are asked for
+
+
+def bare_scenario(model: str, device: str | None, profile: str | None, folder: Path) -> dict[str, Any]:
+    """A model on a device with the engine's defaults, as the plain data of a scenario (its load is of no account)."""
+    data: dict[str, Any] = {"name": "explain", "model": model, "device": device, "profile": profile}
+    one = {"kind": "fixed", "tokens": 1}
+    data["workload"] = {"arrivals": {"kind": "burst"}, "prompt_tokens": one, "output_tokens": one, "requests": 1}
+    data["policies"] = [{"kind": "continuous"}]
+    checked = check(data, folder)
+    defaults = memory.engine_defaults(serving(checked).device, checked.engine.like)
+    data["policies"][0] |= {
+        "max_num_seqs": defaults.max_num_seqs,
+        "max_num_batched_tokens": defaults.max_num_batched_tokens,
+    }
+    return data
+
+
+def explain(scenario: Scenario, lengths: Sequence[int] = ()) -> Iterator[Table]:
+    """Memory budget, concurrency at ``lengths`` and ridge of a scenario.
+
+    Raises InputError with vLLM's own start-up errors where the engine would not start, after the budget that shows why.
+    """
+    served = serving(scenario)
+    steps: dict[tuple[int, int], list[str]] = {}
+    for label, entry in zip(scenario.labels(), scenario.policies, strict=True):
+        steps.setdefault(entry.build().set_aside, []).append(label)
+    for step, labels in steps.items():
+        label = ", ".join(labels)
+        rows, left = _spent(scenario, served, step)
+        try:
+            budget = memory_budget(scenario, served, step)
+        except memory.NotEnoughMemoryError:
+            note = "less than nothing" if left < 0 else "too little: the error says for what"
+            yield _memory(served, label, [*rows, ("= left for KV", gibibytes(left), note)])
+            raise
+        yield _memory(served, label, [*rows, *_cache(scenario, served, budget)])
+        yield _concurrency(budget, lengths, label)
+    yield _ridge(served, budget)
+
+
+def _memory(served: Serving, label: str, rows: list[Row]) -> Table:
+    return Table(f"memory per GPU: {served.model.name}, {label}", ("", "", "how"), tuple(rows))
+
+
+def _spent(scenario: Scenario, served: Serving, step: tuple[int, int]) -> tuple[list[Row], float]:
+    """The lines of the budget down to the KV cache, and the bytes they leave."""
+    model, split = served.model, served.tensor_parallel
+    usable = served.memory_share * served.device.memory_bytes
+    eager = scenario.engine.enforce_eager
+    parameters = f"{model.parameters():,} parameters" + (f" / {split} GPUs" if split > 1 else "")
+    overhead = ["libraries", *([] if eager else ["CUDA graphs"]), *(["communicator"] if split > 1 else [])]
+    taken = (
+        ("- weights", model.weight_bytes(split), parameters),
+        (
+            "- activation peak",
+            model.activation_bytes_peak(*step, split),
+            f"step of {step[0]:,} tokens, {step[1]:,} rows sampled",
+        ),
+        ("- runtime overhead", memory.overhead_bytes(split, eager), ", ".join(overhead)),
+    )
+    rows = [
+        ("device memory", gibibytes(served.device.memory_bytes), f"{served.device.name}, as the driver shows it"),
+        (
+            "usable",
+            gibibytes(usable),
+            f"gpu_memory_utilization {served.memory_share:g} x device memory ({scenario.engine.like})",
+        ),
+        *((name, gibibytes(count), how) for name, count, how in taken),
+    ]
+    return rows, usable - sum(count for _, count, _ in taken)
+
+
+def _cache(scenario: Scenario, served: Serving, budget: MemoryBudget) -> Iterator[Row]:
+    """The lines of the KV cache."""
+    given = scenario.engine.kv_blocks is not None
+    yield "= KV cache", gibibytes(budget.kv_bytes), "kv_blocks was given" if given else "what is left"
+    if aside := served.model.window_bytes(budget.block_size, budget.kv_dtype, served.tensor_parallel):
+        each = f"{aside / (1 << 20):,.1f} MiB for each of {budget.max_num_seqs:,} sequences"
+        how = f"set aside, {each}: a smaller max_num_seqs leaves more; blocks hold full layers alone"
+        if not budget.window_bytes:
+            more = f"more than {each} set aside; a smaller max_num_seqs may turn it"
+            how = f"every layer counted in full, which holds {more}"
+        yield "- sliding windows", gibibytes(budget.window_bytes), how
+    block = f"of {budget.block_size} tokens, {budget.block_bytes / 1024:,.0f} KiB"
+    yield "KV blocks", f"{budget.kv_blocks:,}", f"{block}; rounded down, less the null block"
+    token = f"{budget.block_bytes / budget.block_size:,.0f} bytes per token in {budget.kv_dtype}"
+    yield "KV tokens", f"{budget.kv_tokens:,}", token
+    yield "max_model_len", f"{budget.max_model_len:,}", "longest prompt plus answer"
+
+
+def _concurrency(budget: MemoryBudget, lengths: Sequence[int], label: str) -> Table:
+    rows = []
+    for length in sorted({*(lengths or LENGTHS), budget.max_model_len}):
+        if budget.blocks_of(length) > budget.kv_blocks:
+            rows.append((f"{length:,}", "0", _start_up_error(budget, length)))
+        else:
+            note = "max_model_len" if length == budget.max_model_len else ""
+            rows.append((f"{length:,}", f"{budget.max_concurrency(length):,.2f}x", note))
+    return Table(f"largest concurrency: {label}", ("tokens each", "sequences", ""), tuple(rows))
+
+
+def _start_up_error(budget: MemoryBudget, length: int) -> str:
+    """What vLLM says when it starts with a max_model_len of ``length``."""
+    try:
+        memory.budget(
+            budget.model,
+            budget.device,
+            gpu_memory_utilization=budget.usable_bytes / budget.total_bytes,
+            block_size=budget.block_size,
+            max_num_batched_tokens=1,
+            max_num_seqs=budget.max_num_seqs,
+            kv_dtype=budget.kv_dtype,
+            tensor_parallel=budget.tensor_parallel,
+            kv_blocks=budget.kv_blocks,
+            max_model_len=length,
+        )
+    except InputError as error:
+        return error.problem
+    return ""
+
+
+def _ridge(served: Serving, budget: MemoryBudget) -> Table:
+    ridge = served.device.ridge(served.model.dtype)
+    batch = lessons.ridge_crossing(ridge, dtype=served.model.dtype).weights_only
+    context = budget.kv_blocks // batch * budget.block_size
+    rows = (
+        ("ridge", f"{ridge:,.1f} FLOP/byte", f"{served.device.name} in {served.model.dtype}, datasheet"),
+        ("decode reaches it at batch", f"{batch:,}", "weights alone, ridge x bytes per value / 2"),
+        (
+            "KV memory stops it first from",
+            f"{context + 1:,} tokens each" if context else "any context",
+            f"{budget.kv_tokens:,} KV tokens / {batch:,} sequences, in whole blocks",
+        ),
+    )
+    return Table("ridge", ("", "", "how"), rows)
+
+
+def worked_numbers() -> Iterator[Table]:
+    """The lessons with their numbers: intensity, ridges, the memory wall, padding."""
+    layers = {batch: lessons.layer_intensity(batch) for batch in (1, 8, 64, 256)}
+    yield Table(
+        "a 4096 x 4096 bf16 layer: FLOP per byte",
+        ("batch", "weights alone", "with activations"),
+        tuple((f"{batch}", f"{it.weights_only:.1f}", f"{it.with_activations:.2f}") for batch, it in layers.items()),
+    )
+    yield Table(
+        "batch at which decode crosses the ridge (bf16)",
+        ("device", "FLOP/byte", "batch, weights alone", "batch, with activations (width 4096)"),
+        (
+            _crossing("example, a ridge of 140", RIDGE, f"{RIDGE:g}"),
+            *(_crossing(name, ridge, f"{ridge:,.1f}") for name, ridge in lessons.ridges().items()),
+        ),
+    )
+    # Both ridges of one device under each other: without a word they look like the same row twice.
+    walls = [wall for pair in zip(lessons.memory_walls(RIDGE), lessons.memory_walls(), strict=True) for wall in pair]
+    yield Table(
+        "context from which KV memory stops the batch before the ridge does",
+        ("model", "device", "ridge [FLOP/byte]", "batch there", "KV tokens", "context [tokens]"),
+        tuple(
+            (
+                wall.model,
+                wall.device,
+                f"{wall.ridge:,.1f}, {'the example' if wall.ridge == RIDGE else 'its own'}",
+                f"{wall.batch:,}",
+                f"{wall.kv_tokens:,}",
+                f"{wall.context:,}",
+            )
+            for wall in walls
+        ),
+    )
+    waste = lessons.padding_waste()
+    yield Table(
+        "one prompt of 2,000 tokens padded together with seven of 50",
+        ("", "computed", "useful", "padding"),
+        (
+            ("prompt tokens", f"{waste.computed_tokens:,}", f"{waste.useful_tokens:,}", f"{waste.tokens:.1%}"),
+            ("attention pairs", f"{waste.computed_pairs:,}", f"{waste.useful_pairs:,}", f"{waste.pairs:.1%}"),
+        ),
+    )
+
+
+def _crossing(name: str, ridge: float, told: str) -> tuple[str, ...]:
+    at = lessons.ridge_crossing(ridge)
+    reached = "never" if at.with_activations is None else f"{at.with_activations:,}"
+    return name, told, f"{at.weights_only:,}", reached
