@@ -221,6 +221,19 @@ def test_wrong_options_are_usage_errors(tiny, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_figures_are_made_where_they_are_asked_for(tiny, monkeypatch, capsys):
+    assert command("run", tiny) == 0
+    folder = Path("results/tiny")
+    assert not [*folder.glob("*.svg"), *folder.glob("*.png")]
+    assert command("run", tiny, "--figures", "svg") == 0
+    assert {"throughput-latency.svg", "timeline.svg", "roofline.svg"} <= {path.name for path in folder.glob("*.svg")}
+    assert command("run", tiny, "--figures", "svg,pdf") == 2
+    assert "--figures: 'pdf' is no form of a figure: use svg, png, or svg,png" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    assert command("run", tiny, "--figures", "png") == 2
+    assert "png: needs resvg: pip install 'servecast[figures]'; svg needs nothing" in capsys.readouterr().err
+
+
 def test_interrupted_with_nothing_made(tiny, capsys, monkeypatch):
     from servecast.run import sweep
 

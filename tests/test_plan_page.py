@@ -130,6 +130,15 @@ def test_what_is_printed_for_scripts_is_the_file(
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "results/small-plan/plan.json").read_text())
 
 
+def test_figures_are_files_only_where_they_are_asked_for(made: Path, tmp_path: Path) -> None:
+    assert not list(made.glob("*.svg"))
+    for form, there in (("svg,png", {"svg", "png"}), ("svg", {"svg"})):
+        assert command("plan", made / "scenario.yaml", "--out", tmp_path, "--figures", form) == 0
+        files = [path for path in (tmp_path / "small-plan").iterdir() if path.suffix in (".svg", ".png")]
+        assert {path.suffix[1:] for path in files} == there
+        assert {path.stem for path in files} >= {"loads", "gpus", "cost-curve"}
+
+
 def test_a_data_sheet_is_called_uncalibrated() -> None:
     html = page(pages.made_plan(), b"", Basis({"name": "x"}, (Rest("h100-sxm"),)))
     assert "roofline of h100-sxm&#39;s data sheet: <strong>uncalibrated</strong>" in html

@@ -766,10 +766,10 @@ def test_a_figure_file_is_one_document_that_needs_nothing(burst: toy.ToyResults)
 def test_a_png_needs_resvg_and_a_font(burst: toy.ToyResults, monkeypatch: pytest.MonkeyPatch) -> None:
     chart = charts_of(burst)["tokens"]
     monkeypatch.setattr(figures, "_has_fonts", lambda: False)
-    with pytest.raises(InputError, match=r"--figures png: finds no font on this machine: install one .* or use svg"):
+    with pytest.raises(InputError, match=r"png: resvg finds no font on this machine: install one .* or use svg"):
         figures.encoded(chart, "png")
     monkeypatch.setitem(sys.modules, "resvg_py", None)
-    with pytest.raises(InputError, match=r"--figures png: needs resvg: pip install 'servecast\[figures\]'; svg needs"):
+    with pytest.raises(InputError, match=r"png: needs resvg: pip install 'servecast\[figures\]'; svg needs"):
         figures.encoded(chart, "png")
 
 

@@ -112,6 +112,7 @@ def validate(
 
         servecast validate scenarios/validation/cpu.yaml --device cpu
     """
+    wanted = forms(figures)
     _device_module("executor")
     from servecast.against.device.validate import validate as run
     from servecast.cli import terminal
@@ -123,7 +124,7 @@ def validate(
         found = run(file, device, lambda made: _say(f"{made.made} of {made.total}: {made.last}"), seed)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted before the first run had ended: there is nothing to tell yet") from None
-    page = write(found, out / found.name, forms(figures))
+    page = write(found, out / found.name, wanted)
     terminal.print_tables(tables(found))
     terminal.say_verdict(verdict(found))
     print(f"report: {page}")

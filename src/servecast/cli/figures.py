@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
 from servecast.errors import InputError
 
-FORMS = ("svg", "png")
-
+_FORMS = ("svg", "png")
 Figures = Annotated[
     str, typer.Option(metavar="FORMS", help="Write the figures of the page as files too: svg, png, or svg,png.")
 ]
@@ -23,8 +21,10 @@ def forms(figures: str) -> tuple[str, ...]:
     """
     named = tuple(dict.fromkeys(form.strip() for form in figures.split(",") if form.strip()))
     for form in named:
-        if form not in FORMS:
+        if form not in _FORMS:
             raise InputError("--figures", f"{form!r} is no form of a figure: use svg, png, or svg,png")
-    if "png" in named and find_spec("resvg_py") is None:
-        raise InputError("--figures png", "needs resvg: pip install 'servecast[figures]'; svg needs nothing")
+    if "png" in named:
+        from servecast.report.charts.files import require_png
+
+        require_png()
     return named

@@ -56,6 +56,7 @@ def plan(
     from servecast.run.store import opened
     from servecast.scenario import load
 
+    wanted = forms(figures)
     overrides = _overrides(changes)
     if seed is not None:
         overrides["workload.seed"] = seed
@@ -71,7 +72,7 @@ def plan(
             print(told, file=sys.stderr)
             raise typer.Exit(EXIT_INTERRUPTED) from None
         basis = basis_of(loaded, made)
-        page = write(made, results, basis, forms(figures))
+        page = write(made, results, basis, wanted)
     if made.resumed:
         told = f"resumed: {made.resumed} simulated loads were made before (--fresh makes all anew)"
         print(told, file=sys.stderr if as_json else sys.stdout)

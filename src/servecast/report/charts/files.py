@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from servecast.report.charts.spec import Chart, Key
 
+FORMS = ("svg", "png")
 _WIDE, _LONE, _GAP, _EDGE = 1080, 760, 28, 16  # units: of a file, of one with a single panel, between and around panels
 _HEAD, _ENTRY = 34, 24  # units of the title, and of each line of the legend
 _LETTER = 7.2  # units of a letter of the legend
@@ -31,13 +32,19 @@ _FONT = '"DejaVu Sans", Verdana, "Liberation Sans", Arial, sans-serif'
 def write_figures(folder: Path, charts: Sequence[Chart], forms: Sequence[str], mark: str = "") -> list[str]:
     """Write each chart in each of ``forms`` (``svg``, ``png``); the names of the files. ``mark`` ends each title.
 
+    Files of these charts in other forms, of an earlier call, are taken away.
+
     Raises InputError: no figure can be made of a form here.
     """
     names = []
     for chart in charts:
-        for form in forms:
-            names.append(f"{chart.name}.{form}")
-            (folder / names[-1]).write_bytes(encoded(chart, form, mark))
+        for form in FORMS:
+            path = folder / f"{chart.name}.{form}"
+            if form in forms:
+                path.write_bytes(encoded(chart, form, mark))
+                names.append(path.name)
+            else:
+                path.unlink(missing_ok=True)
     return names
 
 
@@ -62,7 +69,8 @@ def standalone(chart: Chart, mark: str = "") -> str:
             parts.append(drawn(panel, label, f' x="{x:.1f}" y="{top:.1f}" width="{each:.1f}" height="{tall:.1f}"'))
         top += max(each * height(panel) / WIDTH for panel in row) + _EDGE
     title = f'<text class="title" x="{_EDGE}" y="{_EDGE + 10}">{escape(chart.title + mark)}</text>'
-    scaled = f".plot text{{font-size:{12 * WIDTH / each:.4g}px}}"
+    size = 12 * WIDTH / each
+    scaled = f".plot text{{font-size:{size:.4g}px}}.plot .head{{font-size:{1.1 * size:.4g}px}}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {top:.0f}" width="{width}" height="{top:.0f}">'
         f"<title>{escape(chart.title)}</title><desc>{escape(chart.caption)}</desc><style>{_style()}{scaled}</style>"
@@ -120,19 +128,22 @@ def _rules(rules: Sequence[tuple[str, str]], looks: dict[str, str]) -> Iterator[
 
 
 def _png(svg: str) -> bytes:
-    """The picture of an SVG document.
+    """The picture of an SVG document."""
+    require_png()
+    from resvg_py import svg_to_bytes
 
-    Raises InputError: resvg is not installed, or it finds no font, so that every text would be missing.
-    """
-    try:
-        from resvg_py import svg_to_bytes
-    except ImportError:
-        problem = "needs resvg: pip install 'servecast[figures]'; svg needs nothing"
-        raise InputError("--figures png", problem) from None
-    if not _has_fonts():
-        problem = "finds no font on this machine: install one (on Debian: fonts-dejavu-core), or use svg"
-        raise InputError("--figures png", problem)
     return bytes(svg_to_bytes(svg_string=svg, zoom=_ZOOM))
+
+
+def require_png() -> None:
+    """Raises InputError where resvg is not installed, or finds no font: every text would be missing."""
+    try:
+        import resvg_py  # noqa: F401
+    except ImportError:
+        raise InputError("png", "needs resvg: pip install 'servecast[figures]'; svg needs nothing") from None
+    if not _has_fonts():
+        problem = "resvg finds no font on this machine: install one (on Debian: fonts-dejavu-core), or use svg"
+        raise InputError("png", problem)
 
 
 @cache
