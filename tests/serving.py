@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from servecast.batch import Batch, StepShape
 from servecast.engine import Run, Server, replay
 from servecast.executor import Affine, ModelExecutor, Stepping
 from servecast.kvcache import BlockPool
+from servecast.policies import POLICIES
 from servecast.workload.clients import OpenLoop, RequestColumns
 
 if TYPE_CHECKING:
@@ -63,6 +64,14 @@ def serve(
         max_model_len=max_model_len or cap * bs,
         **options,
     )
+
+
+def of_size(kind, slots, wait_s=0.0, budget=8192, **more):
+    """A policy of the registry that runs ``slots`` sequences at once; what it does not have is left out."""
+    policy = POLICIES[kind]
+    own = {field.name for field in fields(policy)}
+    values = {policy.limits[0]: slots, "max_wait_s": wait_s, "max_num_batched_tokens": budget} | more
+    return policy(**{name: value for name, value in values.items() if name in own})
 
 
 def latencies(run: Run) -> dict[str, np.ndarray]:
@@ -129,5 +138,5 @@ def shape_of_rows(batch: Batch) -> StepShape:
 
 
 __all__ = [
-    "SHARED", "Affine", "StepTime", "Watched", "columns", "latencies", "math", "replayed", "rows_held", "serve", "shape_of_rows",
+    "SHARED", "Affine", "StepTime", "Watched", "columns", "latencies", "math", "of_size", "replayed", "rows_held", "serve", "shape_of_rows",
 ]  # fmt: skip

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import StepTime, columns, replayed, serve
+from serving import StepTime, columns, of_size, replayed, serve
 
 from servecast.batch import Batch, StepShape, Tally
 from servecast.errors import InputError
 from servecast.executor import SAME_INSTANT_S, Affine, Measured, ModelExecutor, Stepping, affine_end, first_to_end_at
 from servecast.kvcache import BlockPool
-from servecast.policies import Continuous, Padded, Static
+from servecast.policies import POLICIES
 from servecast.workload.clients import OpenLoop
 
 bases = st.floats(1e-4, 1.0)
@@ -85,7 +85,7 @@ def test_contract_of_a_playback(seconds, iterations, until):
     assert durations.count == 1 or sum(durations.seconds[:-1]) < until - SAME_INSTANT_S
 
 
-@pytest.mark.parametrize("policy", [Static(3, 0.02), Padded(3, 0.02), Continuous(3, 64)], ids=lambda p: p.kind)
+@pytest.mark.parametrize("policy", [of_size(kind, 3, 0.02, 64) for kind in POLICIES], ids=list(POLICIES))
 @pytest.mark.parametrize("horizon_s", [math.inf, 0.31])
 def test_a_run_played_back_is_that_run(policy, horizon_s):
     """Durations as measured, one by one, give the run that the model gave, and a log with a row per iteration."""

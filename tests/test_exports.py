@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from serving import StepTime, serve
+from serving import StepTime, of_size, serve
 
 from servecast.batch import OutOfMemory
 from servecast.errors import InputError
@@ -63,9 +63,7 @@ def preempting():
 # --- tokens -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "policy", [CONTINUOUS(), STATIC(batch_size=4, max_wait_s=0.1), PADDED(batch_size=4, max_wait_s=0.1)]
-)
+@pytest.mark.parametrize("policy", [of_size(kind, 4, 0.1) for kind in POLICIES], ids=list(POLICIES))
 def test_token_times_are_those_of_a_stepped_run(policy):
     """In a stepped run every iteration is a decision, so its gaps can be read off the table of decisions."""
     run, stepped = run_of(policy), run_of(policy, stepped=True)

@@ -17,7 +17,7 @@ from serving import StepTime, Watched, columns, latencies, rows_held, serve
 from servecast.batch import Batch
 from servecast.errors import InputError
 from servecast.kvcache import BlockPool
-from servecast.policies import Continuous, Padded, Static
+from servecast.policies import POLICIES, Continuous, Static
 from servecast.policies.decoding import DecodeRows
 from servecast.requests import Request, Sequence, Status
 from servecast.workload.clients import ClosedLoop, LengthColumns, OpenLoop
@@ -50,7 +50,7 @@ def test_LIV_04_a_preempted_sequence_is_never_scheduled_again_in_the_same_step()
     assert pool_free[-1] == 4
 
 
-@pytest.mark.parametrize("policy", [Static(), Padded(), Continuous()])
+@pytest.mark.parametrize("policy", [kind() for kind in POLICIES.values()], ids=list(POLICIES))
 def test_LIV_05_a_step_that_takes_no_time_is_an_error(policy):
     with pytest.raises(InputError, match="step time must be > 0"):
         serve([(0, 10, 5)], policy, cost=StepTime(fixed=0.0))

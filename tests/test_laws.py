@@ -4,15 +4,16 @@ there is work, and covering many iterations with one decision changes nothing.""
 from __future__ import annotations
 
 import math
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving import StepTime, Watched, latencies, rows_held, serve, shape_of_rows
+from serving import StepTime, Watched, latencies, of_size, rows_held, serve, shape_of_rows
 
 from servecast.batch import Batch, OutOfMemory
-from servecast.policies import Continuous, Padded, Static
+from servecast.policies import POLICIES, Padded, Static
 from servecast.requests import Status
 from servecast.workload.clients import ClosedLoop, HeldBack, LengthColumns, OpenLoop
 
@@ -26,34 +27,35 @@ requests = st.lists(
     min_size=1,
     max_size=25,
 ).map(sorted)
-closed = st.builds(
-    lambda kind, size, wait, respond: kind(size, wait, respond),
-    st.sampled_from([Static, Padded]),
-    st.integers(1, 6),
-    st.sampled_from([0.0, 0.02, 0.5]),
-    st.sampled_from(["stream", "batch_end"]),
-)
-plain = st.builds(
-    lambda seqs, extra: Continuous(seqs, seqs + extra), st.integers(1, 8), st.sampled_from([0, 3, 40, 8192])
-)
-full = st.builds(
-    lambda seqs, extra, threshold, prefix, order, ahead: Continuous(
-        seqs,
-        seqs + extra,
-        long_prefill_token_threshold=threshold,
-        enable_prefix_caching=prefix,
-        scheduling_policy=order,
-        async_scheduling=ahead,
-    ),
-    st.integers(1, 8),
-    st.sampled_from([0, 3, 40]),
-    st.sampled_from([0, 1, 7, 30]),
-    st.booleans(),
-    st.sampled_from(["fcfs", "priority"]),
-    st.booleans(),
-)
-continuous = st.one_of(plain, full)
-policies = st.one_of(closed, continuous)
+#: What is drawn of a policy's parameters; one that is not here keeps its default. A token budget is so much above slots.
+DRAWN = {
+    "batch_size": st.integers(1, 6),
+    "max_wait_s": st.sampled_from([0.0, 0.02, 0.5]),
+    "respond": st.sampled_from(["stream", "batch_end"]),
+    "max_num_seqs": st.integers(1, 8),
+    "max_num_batched_tokens": st.sampled_from([0, 3, 40, 8192]),
+    "long_prefill_token_threshold": st.sampled_from([0, 1, 7, 30]),
+    "enable_prefix_caching": st.booleans(),
+    "scheduling_policy": st.sampled_from(["fcfs", "priority"]),
+    "async_scheduling": st.booleans(),
+}
+
+
+@st.composite
+def drawn(draw, kind, plain=False):
+    """A policy of the registry; ``plain``: of its limits alone."""
+    policy = POLICIES[kind]
+    names = policy.limits if plain else [field.name for field in fields(policy) if field.name in DRAWN]
+    values = {name: draw(DRAWN[name]) for name in names}
+    if "max_num_batched_tokens" in values:
+        values["max_num_batched_tokens"] += values["max_num_seqs"]
+    return policy(**values)
+
+
+policies = st.sampled_from(sorted(POLICIES)).flatmap(drawn)
+closed = st.sampled_from([kind for kind, policy in POLICIES.items() if policy.closed]).flatmap(drawn)
+plain = drawn("continuous", plain=True)
+at_once = st.one_of(plain, drawn("prefill_first"))
 pools = st.tuples(st.integers(7, 40), st.sampled_from([4, 16])).map(lambda pool: {"cap": pool[0], "bs": pool[1]})
 costs = st.sampled_from([COST, TIED])
 
@@ -76,7 +78,7 @@ def test_requests_tokens_and_blocks_are_conserved(requests, policy, pool, cost):
     def witness(state, decision):
         check_books(state, decision)
         pools_seen.append(state.pool)
-        if isinstance(policy, Continuous):
+        if not policy.closed:
             assert sum(rows_held(state)) == state.pool.held
 
     run = serve(requests, Watched(policy, witness), cost=cost, **pool)
@@ -195,7 +197,7 @@ def test_nobody_waits_without_a_reason(requests, policy, pool):
     serve(requests, Watched(policy, witness), cost=COST, **pool)
 
 
-@given(requests, plain, pools)
+@given(requests, at_once, pools)
 def test_first_come_first_served(requests, policy, pool):
     run = serve(requests, policy, cost=COST, **pool)
     scheduled = run.requests["scheduled_s"][run.requests["status"] == Status.COMPLETED]
@@ -204,8 +206,8 @@ def test_first_come_first_served(requests, policy, pool):
 
 @given(requests, costs)
 def test_one_at_a_time_is_the_same_whoever_batches(requests, cost):
-    """Static with batch_size 1, padded with batch_size 1 and continuous with max_num_seqs 1 do the same."""
-    runs = [serve(requests, policy, cost=cost) for policy in (Static(1, 0.0), Padded(1, 0.0), Continuous(1, 8192))]
+    """Every policy with one slot does the same."""
+    runs = [serve(requests, of_size(kind, 1), cost=cost) for kind in POLICIES]
     for other in runs[1:]:
         for name in ("scheduled_s", "first_token_s", "finish_s"):
             np.testing.assert_allclose(runs[0].requests[name], other.requests[name], rtol=0, atol=1e-9)
@@ -222,11 +224,9 @@ def test_padding_never_pays(requests, size):
     assert padded.end_s == pytest.approx(static.end_s, abs=1e-9)
 
 
-@given(requests, policies)
+@given(requests, closed)
 def test_responding_at_the_batch_end_only_delays(requests, policy):
-    if isinstance(policy, Continuous):
-        return
-    stream, at_end = (serve(requests, type(policy)(4, 0.02, respond), cost=COST) for respond in ("stream", "batch_end"))
+    stream, at_end = (serve(requests, replace(policy, respond=to), cost=COST) for to in ("stream", "batch_end"))
     np.testing.assert_allclose(at_end.requests["first_token_s"], at_end.requests["finish_s"])
     assert (at_end.requests["finish_s"] >= stream.requests["finish_s"] - 1e-9).all()
     assert at_end.end_s == pytest.approx(stream.end_s, abs=1e-9)

@@ -210,7 +210,7 @@ def test_without_chunking_a_prompt_over_the_budget_is_an_error_and_no_livelock()
         serve([(0, 40, 2)], Continuous(4, 8, enable_chunked_prefill=False))
 
 
-@pytest.mark.parametrize("policy", [Static(), Padded(), Continuous()], ids=lambda policy: policy.kind)
+@pytest.mark.parametrize("policy", [kind() for kind in POLICIES.values()], ids=list(POLICIES))
 def test_times_that_the_clock_cannot_tell_apart_are_refused(policy):
     with pytest.raises(InputError, match="no longer"):
         serve([(1e17, 10, 3)], policy)

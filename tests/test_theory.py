@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
-from serving import StepTime, columns, latencies, serve
+from serving import StepTime, columns, latencies, of_size, serve
 
-from servecast.policies import Continuous, Padded, Static
+from servecast.policies import POLICIES, Continuous
 from servecast.workload.clients import OpenLoop, RequestColumns
 
-ONE_AT_A_TIME = [Static(1, 0.0), Padded(1, 0.0), Continuous(1, 10**9)]
-ids = [type(policy).__name__ for policy in ONE_AT_A_TIME]
+ONE_AT_A_TIME = [of_size(kind, 1, budget=10**9) for kind in POLICIES]
+ids = list(POLICIES)
 
 
 def poisson(rate, n, seed):
@@ -51,7 +53,7 @@ def test_m_m_1(policy):
     assert half < 0.15 * expected
 
 
-@pytest.mark.parametrize("policy", [Static(4, 0.05), Padded(4, 0.05), Continuous(4, 64)], ids=ids)
+@pytest.mark.parametrize("policy", [of_size(kind, 4, 0.05, 64) for kind in POLICIES], ids=ids)
 def test_littles_law(policy):
     """Mean rows held = rate x mean time from first scheduled to end. Closed batches hold a row until the batch ends."""
     rng = np.random.default_rng(5)
@@ -59,13 +61,13 @@ def test_littles_law(policy):
     run = serve(zip(poisson(20, n, 2), rng.integers(1, 50, n), rng.integers(1, 30, n), strict=True), policy)
     held = (run.decisions["slots"] * run.decisions["seconds"]).sum()
     served = (run.requests["finish_s"] - run.requests["scheduled_s"]).sum()
-    if isinstance(policy, Continuous):
+    if not policy.closed:
         assert held == pytest.approx(served, rel=1e-9)
     else:
         assert held > served
         at_end = serve(
             zip(poisson(20, n, 2), rng.integers(1, 50, n), rng.integers(1, 30, n), strict=True),
-            type(policy)(4, 0.05, "batch_end"),
+            replace(policy, respond="batch_end"),
         )
         held = (at_end.decisions["slots"] * at_end.decisions["seconds"]).sum()
         assert held == pytest.approx((at_end.requests["finish_s"] - at_end.requests["scheduled_s"]).sum(), rel=1e-9)

@@ -423,15 +423,16 @@ class _Replica:
 
     def _log_pieces(self, batch: Batch, durations: Durations, start: float, finished: int) -> None:
         """Log a run of measured iterations as affine pieces, each with the shape it started with."""
-        shape = batch.shape
+        shape, counts = batch.shape, batch.tally
         pieces = list(durations.pieces())
         for last, piece in zip((*[False] * (len(pieces) - 1), True), pieces, strict=True):
             self.decisions.rows += (
                 (start, piece.count, piece.total, piece.base),
                 shape,
-                batch.tally,
+                counts,
                 (self.state.blocks_in_use, finished if last else 0),
             )
+            counts = counts._replace(resumed_rows=0)
             start += piece.total
             shape = shape._replace(
                 decode_context=shape.decode_context + piece.count * shape.decode_rows,
