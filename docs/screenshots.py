@@ -43,7 +43,7 @@ def main() -> None:
         [wanted] = [each for section in drawn(made[scenario]) for each in section.charts if each.name == chart]
         _saved(f"figures/{name}", encoded(wanted, "png"))
     with tempfile.TemporaryDirectory() as folder, chromium() as browser:
-        page = report.write(made["quickstart"], Path(folder))
+        page = report.write_run(made["quickstart"], Path(folder))
         with opened(browser, page, "desktop", "light", dots=1.5) as one:
             _saved("images/report-desktop", one.page.screenshot())
             one.page.locator("#served").scroll_into_view_if_needed()

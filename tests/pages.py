@@ -23,7 +23,7 @@ HOSTILE = """<script>alert(1)</script>"'&`\u2013\u202e naïve 名前 {{ 7*7 }}""
 
 
 def write(results: toy.ToyResults, folder: Path) -> Path:
-    """Page and summary as `servecast.report.write` has them."""
+    """Page and summary as `servecast.report.write_run` has them."""
     html = run_page(results, write_tables(folder, results.scenario, {"summary": results.summary}))
     (folder / "report.html").write_text(html, encoding="utf-8")
     return folder / "report.html"

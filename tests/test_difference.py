@@ -249,7 +249,7 @@ def test_real_results_before_and_after_a_change(tmp_path, app):
     }
     for name, most in (("a", 64), ("b", 4)):
         data["policies"][0]["max_num_seqs"] = most
-        report.write(simulate(check(data, tmp_path)), tmp_path / name)
+        report.write_run(simulate(check(data, tmp_path)), tmp_path / name)
     a, b = tmp_path / "a/tiny", tmp_path / "b/tiny/summary.csv"
     found = difference(a, b)
     assert ("policies[0].max_num_seqs", 64, 4) in found.keys

@@ -614,7 +614,7 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert [row[new.name] for row in metrics.by_tenant(run, tenants)] == [0.5]
     results = toy.chat_results(rates=(3,), requests=20)
     assert new.label in report.comparison_rows(results.summary, metrics.WIDE)[0]
-    page = report.write(results, tmp_path)
+    page = report.write_run(results, tmp_path)
     assert f"<dt>{new.label}</dt><dd>{text}</dd>" in page.read_text(encoding="utf-8")
     found = difference(page.parent, page.parent)
     assert new.name in {change.metric for change in found.changes}

@@ -51,7 +51,7 @@ class Read(HTMLParser):
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return report.write(pages.swept_results(), tmp_path_factory.mktemp("swept"), ("svg", "png"))
+    return report.write_run(pages.swept_results(), tmp_path_factory.mktemp("swept"), ("svg", "png"))
 
 
 # ---- what it holds ------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_one_load_is_points_and_bars_and_no_curve(tmp_path: Path) -> None:
 def test_without_a_price_there_is_no_cost(tmp_path: Path) -> None:
     results = toy.chat_results(rates=(3, 6), requests=20)
     results.summary = results.summary.assign(usd_per_mtok_output=None)
-    html = report.write(results, tmp_path).read_text(encoding="utf-8")
+    html = report.write_run(results, tmp_path).read_text(encoding="utf-8")
     assert 'id="price"' not in html
     assert "cost-curve" not in html
 

@@ -60,7 +60,7 @@ def chat() -> toy.ToyResults:
 
 @pytest.fixture(scope="module")
 def written(chat: toy.ToyResults, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return report.write(chat, tmp_path_factory.mktemp("results")).parent
+    return report.write_run(chat, tmp_path_factory.mktemp("results")).parent
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 def test_a_failed_rerun_leaves_the_old_results(
     light: toy.ToyResults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
 ) -> None:
-    report.write(light, tmp_path, ("svg",))
+    report.write_run(light, tmp_path, ("svg",))
     before = snapshot(tmp_path)
 
     def full(chart: Chart, form: str, mark: str) -> bytes:
@@ -130,7 +130,7 @@ def test_a_failed_rerun_leaves_the_old_results(
 
     monkeypatch.setattr(figures, "encoded", full)
     with pytest.raises((InputError, KeyboardInterrupt)) as caught:
-        report.write(light, tmp_path, ("svg",))
+        report.write_run(light, tmp_path, ("svg",))
     if isinstance(failure, OSError):
         assert "\n" not in str(caught.value)
         assert str(caught.value).startswith(f"{tmp_path / 'toy'}: results cannot be written (No space left on device)")
@@ -140,7 +140,7 @@ def test_a_failed_rerun_leaves_the_old_results(
 def test_a_failed_swap_puts_the_old_results_back(
     light: toy.ToyResults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report.write(light, tmp_path)
+    report.write_run(light, tmp_path)
     before = snapshot(tmp_path)
     rename = Path.rename
 
@@ -151,17 +151,17 @@ def test_a_failed_swap_puts_the_old_results_back(
 
     monkeypatch.setattr(Path, "rename", stubborn)
     with pytest.raises(InputError, match="Input/output error"):
-        report.write(light, tmp_path)
+        report.write_run(light, tmp_path)
     monkeypatch.undo()
     assert snapshot(tmp_path) == before
 
 
 def test_a_rerun_replaces_its_own_files_and_keeps_those_of_others(light: toy.ToyResults, tmp_path: Path) -> None:
-    report.write(light, tmp_path, ("svg", "png"))
+    report.write_run(light, tmp_path, ("svg", "png"))
     (tmp_path / "toy" / "tokens.png").write_bytes(b"stale")
     (tmp_path / "toy" / "old-figure.png").write_bytes(b"stale")
     (tmp_path / "toy" / "notes.md").write_text("mine")
-    report.write(light, tmp_path, ("png",))
+    report.write_run(light, tmp_path, ("png",))
     assert not (tmp_path / "toy" / "tokens.svg").exists()
     assert (tmp_path / "toy" / "notes.md").read_text() == "mine"
     assert not (tmp_path / "toy" / "old-figure.png").exists()
@@ -173,25 +173,25 @@ def test_a_folder_that_holds_no_results_is_not_replaced(light: toy.ToyResults, t
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "thesis.tex").write_text("years of work")
     with pytest.raises(InputError, match=r"toy: is there and holds no results .* --out"):
-        report.write(light, tmp_path)
+        report.write_run(light, tmp_path)
     assert (tmp_path / "toy" / "thesis.tex").read_text() == "years of work"
     (tmp_path / "toy" / "thesis.tex").unlink()
-    assert report.write(light, tmp_path).is_file()
+    assert report.write_run(light, tmp_path).is_file()
 
 
 def test_a_place_that_is_no_folder_is_one_line(light: toy.ToyResults, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"file.toy: results cannot be written \(Not a directory\)"):
-        report.write(light, tmp_path / "file")
+        report.write_run(light, tmp_path / "file")
 
 
 def test_cfg_07_and_cfg_12_the_same_bytes_whatever_hash_seed_and_locale(burst: toy.ToyResults, tmp_path: Path) -> None:
-    report.write(burst, tmp_path / "here", ("svg", "png"))
+    report.write_run(burst, tmp_path / "here", ("svg", "png"))
     program = (
         "import sys, locale; from pathlib import Path; import test_report as t\n"
         "try: locale.setlocale(locale.LC_ALL, '')\n"
         "except locale.Error: pass\n"
-        "t.report.write(t.burst_results(), Path(sys.argv[1]), ('svg', 'png'))"
+        "t.report.write_run(t.burst_results(), Path(sys.argv[1]), ('svg', 'png'))"
     )
     places = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     environment = os.environ | {
@@ -235,10 +235,10 @@ def test_the_page_stands_alone(written: Path, chat: toy.ToyResults) -> None:
 def test_a_data_sheet_is_called_uncalibrated_everywhere(burst: toy.ToyResults, tmp_path: Path) -> None:
     roof = report.Roof("a100", 1.555e12, 312e12, calibrated=False)
     results = burst_results(roof=roof, profile=None)
-    html = report.write(results, tmp_path).read_text(encoding="utf-8")
+    html = report.write_run(results, tmp_path).read_text(encoding="utf-8")
     assert "Uncalibrated roofline: " in html
     assert html.count("uncalibrated") >= 4
-    report.write(results, tmp_path, ("svg",))
+    report.write_run(results, tmp_path, ("svg",))
     for file in (tmp_path / "toy").glob("*.svg"):
         assert re.search(r'class="title"[^>]*>[^<]* \(uncalibrated\)<', file.read_text(encoding="utf-8"))
     assert roof.ridge == pytest.approx(200.6, abs=0.1)
@@ -256,7 +256,7 @@ def test_a_policy_without_steps_is_no_reason_to_fail() -> None:
 
 
 def test_a_calibrated_model_without_errors_says_that(burst: toy.ToyResults, tmp_path: Path) -> None:
-    html = report.write(burst_results(profile=None, roof=None, notes=[]), tmp_path).read_text(encoding="utf-8")
+    html = report.write_run(burst_results(profile=None, roof=None, notes=[]), tmp_path).read_text(encoding="utf-8")
     assert "states no errors" in html
     assert not list((tmp_path / "toy").glob("roofline*"))
 
@@ -273,7 +273,7 @@ def test_met_03_a_run_in_which_nothing_completes_has_a_report(tmp_path: Path) ->
     )
     results = toy.toy_results([({"seed": 1}, {"continuous": rejected})])
     assert str(report.verdict(results.summary)) == "No request completed: 3 rejected."
-    html = report.write(results, tmp_path).read_text(encoding="utf-8")
+    html = report.write_run(results, tmp_path).read_text(encoding="utf-8")
     assert "No request completed: 3 rejected." in html
     assert not re.search(r"\bnan\b", html, re.IGNORECASE)
     row = report.comparison_rows(results.summary)[0]

@@ -73,7 +73,7 @@ def test_results_go_where_a_link_leads(tmp_path, there):
     link.symlink_to("../other/deep")
     for _ in range(2):
         with opened(link) as store:
-            page = report.write(simulate(scenario(), store=store), tmp_path / "out")
+            page = report.write_run(simulate(scenario(), store=store), tmp_path / "out")
     assert page.is_file()
     assert link.is_symlink()
     assert (target / "report.html").is_file()

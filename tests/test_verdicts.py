@@ -11,6 +11,7 @@ import numpy as np
 import pages
 import pandas as pd
 import pytest
+from folders import folder, seeds
 from test_cli import TINY, command
 from test_report import summary_of
 
@@ -114,6 +115,19 @@ def test_run_says_the_same_on_the_terminal_on_the_page_and_in_json(tmp_path, mon
     headline, _, rest = told["verdict"].partition(". ")
     html = (tmp_path / "results/tiny/report.html").read_text()
     assert f'<p class="verdict">{escape(headline)}. <span>{escape(rest)}</span></p>' in html
+
+
+def test_so_does_diff(tmp_path, capsys):
+    a, b = (folder(tmp_path / name, seeds([value, value + 1.0])) for name, value in (("a", 1.0), ("b", 2.0)))
+    assert command("diff", a, b, "--page", tmp_path / "diff.html") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert command("diff", a, b, "--json") == 0
+    told = json.loads(capsys.readouterr().out)["verdict"]
+    assert told in shown
+    headline, _, rest = told.partition(". ")
+    html = (tmp_path / "diff.html").read_text()
+    assert f'<p class="verdict">{escape(headline)}. <span>{escape(rest)}</span></p>' in html
+    assert "ttft_p99_s" in html
 
 
 def test_so_does_plan(tmp_path, capsys):

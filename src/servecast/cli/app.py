@@ -281,7 +281,7 @@ def _run_into(scenario: Scenario, how: Sitting, exports: tuple[str, ...], store:
         told = f"resumed: {results.resumed} of {made} runs were made before (--fresh makes all anew)"
         print(told, file=sys.stdout if how.documents is None else sys.stderr)
     placed = dataclasses.replace(results, scenario=seen_from((out / scenario.name).resolve(), results.scenario))
-    page = report.write(placed, out, how.figures)
+    page = report.write_run(placed, out, how.figures)
     if how.documents is None:
         terminal.print_results(scenario, results)
         print(f"report: {page}")
@@ -469,7 +469,8 @@ def compare(
     from servecast.against import server as comparison
     from servecast.cli import terminal
     from servecast.report import compare_words as words
-    from servecast.report.compare_page import document, write
+    from servecast.report import write_comparison
+    from servecast.report.compare_page import document
     from servecast.report.verdicts.compare import verdict
 
     wanted = forms(figures)
@@ -483,7 +484,7 @@ def compare(
         host_from=host_from,
         host_steps=host_steps,
     )
-    page = write(found, out, wanted)
+    page = write_comparison(found, out, wanted)
     if as_json:
         from servecast.files import dumps
 

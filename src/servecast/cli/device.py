@@ -116,7 +116,7 @@ def validate(
     _device_module("executor")
     from servecast.against.device.validate import validate as run
     from servecast.cli import terminal
-    from servecast.report.validation_page import write
+    from servecast.report import write_validation
     from servecast.report.validation_words import tables
     from servecast.report.verdicts.validate import verdict
 
@@ -124,7 +124,7 @@ def validate(
         found = run(file, device, lambda made: _say(f"{made.made} of {made.total}: {made.last}"), seed)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted before the first run had ended: there is nothing to tell yet") from None
-    page = write(found, out / found.name, wanted)
+    page = write_validation(found, out / found.name, wanted)
     terminal.print_tables(tables(found))
     terminal.say_verdict(verdict(found))
     print(f"report: {page}")

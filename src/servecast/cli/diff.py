@@ -22,6 +22,7 @@ def diff(
         bool, typer.Option("--points", help="Also each policy and sweep point, or each configuration.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON instead.")] = False,
+    page: Annotated[Path | None, typer.Option("--page", help="Write everything as a page too: an HTML file.")] = None,
 ) -> None:
     """Say what changed from one result to another: which keys, which metrics, and whether it is more than chance.
 
@@ -37,10 +38,12 @@ def diff(
     """
     from servecast.against.result import difference
     from servecast.cli import terminal
-    from servecast.report import differences
+    from servecast.report import differences, write_difference
     from servecast.report.verdicts.diff import verdict
 
     found = difference(before, after)
+    if page is not None:
+        write_difference(found, page)
     if as_json:
         print(dumps(differences.data(found), indent=2))
         return
@@ -48,3 +51,5 @@ def diff(
     for note in found.notes:
         terminal.say(note)
     terminal.say_verdict(verdict(found))
+    if page is not None:
+        print(f"report: {page}")

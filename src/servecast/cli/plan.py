@@ -52,7 +52,8 @@ def plan(
     from servecast.cli import terminal
     from servecast.plan.basis import basis_of
     from servecast.plan.planner import make_plan
-    from servecast.report.plan_files import refuse_strangers, text, write
+    from servecast.report import write_plan
+    from servecast.report.plan_files import refuse_strangers, text
     from servecast.run.store import opened
     from servecast.scenario import load
 
@@ -72,7 +73,7 @@ def plan(
             print(told, file=sys.stderr)
             raise typer.Exit(EXIT_INTERRUPTED) from None
         basis = basis_of(loaded, made)
-        page = write(made, results, basis, wanted)
+        page = write_plan(made, results, basis, wanted)
     if made.resumed:
         told = f"resumed: {made.resumed} simulated loads were made before (--fresh makes all anew)"
         print(told, file=sys.stderr if as_json else sys.stdout)

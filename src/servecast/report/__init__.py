@@ -1,6 +1,7 @@
-"""The results folder: tables and a self-contained page; and the same results in words.
+"""Whatever is shown of a result: its files and page, its verdict, its tables.
 
-Nothing heavy is imported before `write` is called.
+The door of the folder: one function writes each kind of result and returns the path of its page. Nothing heavy is
+imported before one of them is called.
 """
 
 from __future__ import annotations
@@ -15,36 +16,51 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["Results", "Roof", "comparison_rows", "verdict", "write"]
+    from servecast.against.device.validate import Validation
+    from servecast.against.result.changes import Difference
+    from servecast.against.server.compared import Comparison
+    from servecast.plan.answer import Plan
+    from servecast.plan.basis import Basis
+
+__all__ = [
+    "Results", "Roof", "comparison_rows", "verdict", "write_comparison", "write_difference", "write_plan", "write_run",
+    "write_validation",
+]  # fmt: skip
 
 
-def write(results: Results, out: Path, figures: Sequence[str] = ()) -> Path:
-    """Write ``out/<scenario name>/``, whole or not at all, in place of an earlier one; the path of ``report.html``.
+def write_run(results: Results, out: Path, figures: Sequence[str] = ()) -> Path:
+    """Write ``out/NAME/``; ``figures``: forms (``svg``, ``png``) in which each chart of the page is a file too.
 
-    figures : forms (``svg``, ``png``) in which each chart of the page is a file too
-
-    Raises
-    ------
-    InputError : the folder cannot be written, the disk is full, or what is there holds no results
+    Raises InputError: the folder cannot be written, the disk is full, or what is there holds no results.
     """
-    from servecast.files import replacing, write_tables
-    from servecast.report.charts.files import write_figures
-    from servecast.report.points import points_of
-    from servecast.report.run_page import drawn, run_page
-    from servecast.report.words import UNCALIBRATED
+    from servecast.report.run_page import write
 
-    target = out / str(results.scenario["name"])
-    with replacing(target) as folder:
-        tables = {"summary": results.summary, "requests": results.requests, "decisions": results.decisions}
-        if len(results.tenants):
-            tables["tenants"] = results.tenants
-        if len(results.oom):
-            tables["oom"] = results.oom
-        names = write_tables(folder, results.scenario, tables)
-        points = points_of(results)
-        if figures:
-            mark = "" if results.roof is None or results.roof.calibrated else f" ({UNCALIBRATED})"
-            charts = [chart for each in drawn(results, points) for chart in each.charts]
-            names += write_figures(folder, charts, figures, mark)
-        (folder / "report.html").write_text(run_page(results, names, points), encoding="utf-8")
-    return target / "report.html"
+    return write(results, out, figures)
+
+
+def write_plan(plan: Plan, folder: Path, basis: Basis | None = None, figures: Sequence[str] = ()) -> Path:
+    """Write a plan into ``folder``; ``basis``: what it rests on."""
+    from servecast.report.plan_files import write
+
+    return write(plan, folder, basis, figures)
+
+
+def write_comparison(compared: Comparison, out: Path, figures: Sequence[str] = ()) -> Path:
+    """Write ``out/NAME-compared/``, as `write_run` writes a run."""
+    from servecast.report.compare_page import write
+
+    return write(compared, out, figures)
+
+
+def write_validation(validation: Validation, folder: Path, figures: Sequence[str] = ()) -> Path:
+    """Write a validation into ``folder``, with its executed logs."""
+    from servecast.report.validation_page import write
+
+    return write(validation, folder, figures)
+
+
+def write_difference(found: Difference, page: Path) -> Path:
+    """Write a difference as a page of its own."""
+    from servecast.report.differences import write
+
+    return write(found, page)

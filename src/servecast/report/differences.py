@@ -1,4 +1,4 @@
-"""A difference of two results in words: tables for the terminal, and plain values for scripts."""
+"""A difference of two results in words: tables for terminal and page, and plain values for scripts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,39 @@ from typing import TYPE_CHECKING, Any
 
 from servecast.against.result.plans import CHOSEN
 from servecast.files import plain
+from servecast.files import write as write_whole
+from servecast.report.charts.figure import table
+from servecast.report.page import Page, Section
 from servecast.report.plan_words import interval, statistic
 from servecast.report.verdicts.diff import CLEAR, verdict
 from servecast.text import BLANK, Table, number, plain_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from servecast.against.result.changes import Change, Difference
 
 _LONGEST = 60  # letters of a value of a scenario
+
+
+def write(found: Difference, page: Path) -> Path:
+    """The page of a difference, at ``page``."""
+    sections = [
+        Section(f"table-{place}", each.title, each.title, table(each.columns, each.rows, each.title))
+        for place, each in enumerate(tables(found, points=True))
+    ]
+    a, b = found.folders
+    made = Page(
+        name=f"A: {a}, B: {b}",
+        title=f"{b.name}: what changed",
+        kicker="What changed from A to B,",
+        verdict=verdict(found),
+        notes=found.notes,
+        sections=sections,
+    )
+    write_whole(page, made.html())
+    return page
 
 
 def tables(found: Difference, points: bool = False) -> list[Table]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from servecast.files import LARGE, frame_csv
+from servecast.files import LARGE, frame_csv, replacing, write_tables
 from servecast.metrics import WIDE, ranked
 from servecast.report import run_charts, sweep_charts, time_charts
 from servecast.report.charts.figure import download, figure, table
+from servecast.report.charts.files import write_figures
 from servecast.report.evidence import assumed, trusted
 from servecast.report.page import Page, Section, again, paragraph
 from servecast.report.points import Points, points_of
 from servecast.report.tenants import tenant_rows
 from servecast.report.trust import step_error
 from servecast.report.verdicts.run import verdict
-from servecast.report.words import comparison_rows, targets
+from servecast.report.words import UNCALIBRATED, comparison_rows, targets
 from servecast.run.judged import judged, per_policy
 from servecast.run.results import stated, swept
 from servecast.run.shown import view
@@ -23,12 +24,32 @@ from servecast.text import missing, number, plain_value, seconds, short_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from servecast.report.charts.spec import Chart
     from servecast.run.results import Results
 
 MOST_ROWS = 150  # of the table of policies
 LARGEST_FILE = 900_000  # bytes of a table that travels in the page; of a larger one the points of the charts do
+
+
+def write(results: Results, out: Path, figures: Sequence[str] = ()) -> Path:
+    """Write ``out/NAME/``, whole or not at all, in place of an earlier one; see `servecast.report.write_run`."""
+    target = out / str(results.scenario["name"])
+    with replacing(target) as folder:
+        tables = {"summary": results.summary, "requests": results.requests, "decisions": results.decisions}
+        if len(results.tenants):
+            tables["tenants"] = results.tenants
+        if len(results.oom):
+            tables["oom"] = results.oom
+        names = write_tables(folder, results.scenario, tables)
+        points = points_of(results)
+        if figures:
+            mark = "" if results.roof is None or results.roof.calibrated else f" ({UNCALIBRATED})"
+            charts = [chart for each in drawn(results, points) for chart in each.charts]
+            names += write_figures(folder, charts, figures, mark)
+        (folder / "report.html").write_text(run_page(results, names, points), encoding="utf-8")
+    return target / "report.html"
 
 
 class Drawn(NamedTuple):

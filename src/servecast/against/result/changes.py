@@ -76,6 +76,7 @@ class Difference:
     """Two results held against each other.
 
     subject : what a change is of
+    folders : of A and of B
     keys : key path of the scenarios, and its value in each, where they differ; None where one lacks it
     changes : by metric, subject and point
     notes : what could not be compared
@@ -83,6 +84,7 @@ class Difference:
     """
 
     subject: Literal["policy", "configuration"]
+    folders: tuple[Path, Path]
     keys: tuple[Key, ...]
     changes: tuple[Change, ...]
     notes: tuple[str, ...]

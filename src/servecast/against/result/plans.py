@@ -68,7 +68,7 @@ def difference(first: Path, second: Path) -> Difference:
         )
     keys = () if without else keys_between(a.scenario or {}, a.folder, b.scenario or {}, b.folder)
     changes = (*_of_the_chosen(a.plan, b.plan, same_target=target == other), *_of_each(a.plan, b.plan))
-    return Difference("configuration", tuple(keys), changes, tuple(notes), (a.plan, b.plan))
+    return Difference("configuration", (first, second), tuple(keys), changes, tuple(notes), (a.plan, b.plan))
 
 
 def _read(path: Path) -> _Side:

@@ -68,7 +68,8 @@ def difference(first: Path, second: Path) -> Difference:
     notes += [*_seeds_left_out(before, after, (first, second)), *_values_left_out(metrics, keys, before, after)]
     if all(change.low is None for change in changes):
         notes.append("One seed: differences without intervals. Run both with --set seeds=5 to know which are chance.")
-    return Difference("policy", tuple(keys_between(a.scenario, a.folder, b.scenario, b.folder)), changes, tuple(notes))
+    keys_told = tuple(keys_between(a.scenario, a.folder, b.scenario, b.folder))
+    return Difference("policy", (first, second), keys_told, changes, tuple(notes))
 
 
 def _read(folder: Path) -> _Side:
