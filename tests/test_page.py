@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import servecast
 from servecast import report
+from servecast.policies import POLICIES
 from servecast.report import evidence, sweep_charts
 from servecast.report.charts.figure import figure
 from servecast.report.charts.looks import DARK, LIGHT, MARKERS, PATHS, places
@@ -257,10 +258,11 @@ def lab(colour: str, sight: str) -> list[float]:
 def test_colours_of_policies_are_told_apart_by_every_eye(palette: tuple[str, ...], ground: str) -> None:
     assert all(contrast(colour, ground) >= 3 for colour in palette)
     for sight in SIGHT:
-        first = [lab(colour, sight) for colour in palette[:3]]
+        first = [lab(colour, sight) for colour in palette[: len(POLICIES)]]
         apart = [math.dist(a, b) for place, a in enumerate(first) for b in first[place + 1 :]]
         assert min(apart) > 20, sight
     assert len(MARKERS) == len(palette) == len(PATHS)
+    assert len(set(places([*"abcdef", *POLICIES]).values())) == 10
     assert len(set(places([*"abcdefg", "static", "padded", "continuous"]).values())) == 10
 
 

@@ -18,10 +18,10 @@ LIGHT = (
     "#c4700f",
     "#b8325e",
     "#1f6fb2",
-    "#168064",
+    "#249ca8",
     "#7a5bb0",
     "#8a6d3b",
-    "#2b7f9e",
+    "#168064",
     "#85800f",
     "#5b6770",
     "#c2528c",
@@ -30,10 +30,10 @@ DARK = (
     "#f0a04b",
     "#f0719b",
     "#5ba8ee",
-    "#45c4a0",
+    "#60e4f0",
     "#b39ae6",
     "#c9a66b",
-    "#6cc3e2",
+    "#45c4a0",
     "#cfc657",
     "#a5b1bb",
     "#f29cc4",
@@ -72,7 +72,8 @@ def places(policies: Sequence[str], kinds: Mapping[str, str] | None = None) -> d
             found[policy] = registry.index(kind)
         else:
             others.append(policy)
-    free = range(len(registry), len(LIGHT))
+    order = (*range(len(registry), len(LIGHT)), *range(len(registry)))
+    free = [place for place in order if place not in found.values()] or order
     found |= {policy: free[at % len(free)] for at, policy in enumerate(others)}
     return {policy: found[policy] for policy in policies}
 
