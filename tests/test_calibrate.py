@@ -291,6 +291,12 @@ def test_a_too_small_budget_is_one_line_and_keeps_what_it_measured(tmp_path):
         calibrate.calibrate(request(tmp_path, budget_s=0))
 
 
+def test_a_budget_in_which_nothing_is_measured_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibrate, "_measure", lambda *_: False)
+    with pytest.raises(InputError, match="--budget-s: 300 s measured 0 of the grid's steps, a fit takes 24"):
+        calibrate.calibrate(request(tmp_path))
+
+
 def test_a_full_disk_is_one_line(tmp_path):
     (tmp_path / "mine.steps.csv").symlink_to("/dev/full")
     with pytest.raises(InputError, match=r"mine.steps.csv: cannot be written \(No space left on device\); make room"):

@@ -35,7 +35,7 @@ from servecast.cost.domain import Domain
 from servecast.cost.model import step_kind
 from servecast.cost.profile import Coefficient, LeftOut, Tables, TabulatedProfile, provenance, rounded
 from servecast.device import footprint, grid, machine
-from servecast.device.calibration_files import REFERENCES, Files
+from servecast.device.calibration_files import COLUMNS, REFERENCES, Files
 from servecast.device.limit import out_of_memory
 from servecast.device.machine import ceilings
 from servecast.device.model import DTYPES, Transformer, refuse_unsupported, transformer
@@ -374,7 +374,7 @@ def _finished(
     import pandas as pd
 
     limits = grid.Limits(**facts["identity"]["limits"])
-    raw = pd.DataFrame(files.rows(grid.points(limits, seed=request.seed)))
+    raw = pd.DataFrame(files.rows(grid.points(limits, seed=request.seed)), columns=list(COLUMNS))
     steps = by_step(raw)
     seen = steps[steps["part"] == "grid"]
     if len(seen) < FEWEST or not {"decode", "prefill"} <= set(step_kind(shapes(seen))):
