@@ -293,7 +293,7 @@ def test_a_too_small_budget_is_one_line_and_keeps_what_it_measured(tmp_path):
 
 def test_a_budget_in_which_nothing_is_measured_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "_measure", lambda *_: False)
-    with pytest.raises(InputError, match="--budget-s: 300 s measured 0 of the grid's steps, a fit takes 24"):
+    with pytest.raises(InputError, match="--budget-s: 60 s measured 0 of the grid's steps, a fit takes 24"):
         calibrate.calibrate(request(tmp_path))
 
 
