@@ -11,7 +11,7 @@ from math import nan
 from typing import Any
 
 from servecast.workload.traces.json_lines import JsonLines
-from servecast.workload.traces.rows import Found, LeftOut, Malformed, Row, count, field_of, moment_in, numeric, span
+from servecast.workload.traces.rows import Found, LeftOut, Malformed, Row, field_of, moment_in, span, tokens
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
 
@@ -31,7 +31,7 @@ def _tokens(row: dict[str, Any], name: str) -> int:
     value, _ = _metric(row, name)
     if value is None:
         raise Malformed(f"{name} is missing", "")
-    return count(name, numeric(name, value), value)
+    return tokens(name, value)
 
 
 def _span(row: dict[str, Any], name: str) -> float:
@@ -39,7 +39,7 @@ def _span(row: dict[str, Any], name: str) -> float:
     return span(name, value) * factor
 
 
-def _row(line: int, row: dict[str, Any]) -> Row:
+def _row(row: dict[str, Any]) -> Row:
     if not _fits(row):
         raise LeftOut("record of another kind")
     metadata = row["metadata"]
@@ -49,12 +49,11 @@ def _row(line: int, row: dict[str, Any]) -> Row:
     session = metadata.get("conversation_id")
     session = session if isinstance(session, str) else None
     if row.get("error") is not None or metadata.get("was_cancelled"):
-        return Row(line, time, 0, 0, session=session, failed=True)
+        return Row(time, 0, 0, session=session, failed=True)
     gaps, factor = _metric(row, "inter_chunk_latency")
     if gaps is not None and not isinstance(gaps, list):
         raise Malformed("inter_chunk_latency is not a list", gaps)
     return Row(
-        line,
         time,
         _tokens(row, "input_sequence_length"),
         _tokens(row, "output_sequence_length"),
@@ -71,5 +70,5 @@ def _fits(row: dict[str, Any]) -> bool:
 
 
 AIPERF = JsonLines(
-    "aiperf", "JSON lines with metadata and metrics (profile_export.jsonl)", _fits, _row, Found("ns", True)
+    "aiperf", "JSON lines with metadata and metrics (profile_export.jsonl)", _fits, _row, Found(unit="ns", dates=True)
 )

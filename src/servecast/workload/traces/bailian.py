@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from servecast.workload.traces.json_lines import JsonLines
+from servecast.workload.traces.json_lines import JsonLines, json_blocks
 from servecast.workload.traces.mooncake import hashes
 from servecast.workload.traces.rows import Found, Malformed, Row, field_of, moment_in, tokens_in
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 PREFIX_BLOCK_SIZE = 16
 
 
-def _rows() -> Callable[[int, dict[str, Any]], Row]:
+def _rows() -> Callable[[dict[str, Any]], Row]:
     roots: dict[int, str] = {}
 
-    def row(line: int, values: dict[str, Any]) -> Row:
+    def row(values: dict[str, Any]) -> Row:
         time = moment_in(values, "timestamp")
         prompt, output = tokens_in(values, "input_length"), tokens_in(values, "output_length")
         chat, parent = (field_of(values, name) for name in ("chat_id", "parent_chat_id"))
@@ -32,7 +32,7 @@ def _rows() -> Callable[[int, dict[str, Any]], Row]:
             raise Malformed("chat_id and parent_chat_id are not whole numbers", f"{chat}, {parent}")
         ids = hashes(values, prompt, PREFIX_BLOCK_SIZE)
         root = roots.setdefault(chat, str(chat) if parent == -1 else roots.get(parent, str(parent)))
-        return Row(line, time, prompt, output, ids, root)
+        return Row(time, prompt, output, ids, root)
 
     return row
 
@@ -40,8 +40,8 @@ def _rows() -> Callable[[int, dict[str, Any]], Row]:
 class _Bailian(JsonLines):
     """The reader: each file has chats of its own."""
 
-    def blocks(self, content: Content, rejections: Rejections) -> Iterator[Block]:
-        return JsonLines(self.name, self.signature, self.fitting, _rows(), self.found).blocks(content, rejections)
+    def blocks(self, content: Content, found: Found, rejections: Rejections) -> Iterator[Block]:
+        return json_blocks(content, _rows(), rejections)
 
 
 BAILIAN = _Bailian(

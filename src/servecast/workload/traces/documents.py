@@ -7,56 +7,49 @@ is read at a time; where a file holds several, the user says which.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from servecast.errors import InputError
-from servecast.workload.traces.rows import SECONDS, Block, Found, Malformed, parsed
+from servecast.workload.traces.rows import Block, Found, Malformed, Reader, parsed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from servecast.workload.traces.rows import Rejections, Row
     from servecast.workload.traces.source import Content
 
+    Runs = list[tuple[str, list[Any]]]  # the name of each run, and its requests as they stand there
 
-class RecordedRun(NamedTuple):
-    """One run in a document: its name, its requests as they stand there, and ``row(number, request)`` for each."""
-
-    label: str
-    requests: Sequence[Any]
-    row: Callable[[int, Any], Row]
+SECONDS = Found()
 
 
 @dataclass(frozen=True)
-class Documents:
+class Documents(Reader):
     """A format of JSON documents.
 
     fitting : whether the first object or list of the file belongs to the format
     runs : the runs in one document; Malformed for one that holds none that can be read
+    row : the row in a request
     merged : all documents of a file are parts of one run
     """
 
-    name: str
-    signature: str
     fitting: Callable[[Any], bool]
-    runs: Callable[[Any], list[RecordedRun]]
+    runs: Callable[[Any], Runs]
+    row: Callable[[Any], Row]
     found: Found = SECONDS
-    remark: str | None = None
     merged: bool = False
-
-    counted = "request"
+    counted: ClassVar[str] = "request"
 
     def find(self, content: Content, asked: bool = False) -> Found | None:
-        """What the format has, where the first document is of it."""
         return self.found if content.first is not None and self.fitting(content.first) else None
 
-    def blocks(self, content: Content, rejections: Rejections) -> Iterator[Block]:
-        """The requests of the run that was asked for."""
-        requests = [(run.row, request) for run in self._chosen(content, rejections) for request in run.requests]
-        yield parsed(enumerate(requests, 1), lambda number, one: one[0](number, one[1]), rejections)
+    def blocks(self, content: Content, found: Found, rejections: Rejections) -> Iterator[Block]:
+        requests = [request for _, run in self._chosen(content, rejections) for request in run]
+        yield parsed(enumerate(requests, 1), self.row, rejections)
 
-    def _chosen(self, content: Content, rejections: Rejections) -> list[RecordedRun]:
-        runs: list[RecordedRun] = []
+    def _chosen(self, content: Content, rejections: Rejections) -> Runs:
+        """The run that was asked for."""
+        runs: Runs = []
         for line, document in content.documents():
             if isinstance(document, ValueError):
                 problem = f"its JSON is cut or damaged at line {line} ({document})"
@@ -70,12 +63,10 @@ class Documents:
                 runs += self.runs(document)
             except Malformed as fault:
                 raise InputError(f"{content.path}:{line}", f"{fault.reason}; {self.signature}") from None
-        if self.merged:
-            return runs
         part = content.part
-        if part is None and len(runs) == 1:
+        if self.merged or (part is None and len(runs) == 1):
             return runs
-        listed = "; ".join(f"{at}: {run.label}, {len(run.requests):,} requests" for at, run in enumerate(runs, 1))
+        listed = "; ".join(f"{at}: {label}, {len(run):,} requests" for at, (label, run) in enumerate(runs, 1))
         if part is None:
             raise InputError(content.path, f"holds {len(runs)} runs; choose one with part ({listed})")
         if not part <= len(runs):

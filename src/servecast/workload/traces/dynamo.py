@@ -19,14 +19,14 @@ def _is_dynamo(row: dict[str, Any]) -> bool:
     return isinstance(event, dict) and event.get("schema") == _SCHEMA
 
 
-def _row(line: int, row: dict[str, Any]) -> Row:
+def _row(row: dict[str, Any]) -> Row:
     if not _is_dynamo(row) or row["event"].get("event_type") != "request_end":
         raise LeftOut("event of another kind")
     event = row["event"]
     request = event.get("request")
     received = isinstance(request, dict) and request.get("request_received_ms") is not None
     time = moment_in(event, "request.request_received_ms" if received else "event_time_unix_ms")
-    return Row(line, time, tokens_in(event, "request.replay.input_length"), tokens_in(event, "request.output_tokens"))
+    return Row(time, tokens_in(event, "request.replay.input_length"), tokens_in(event, "request.output_tokens"))
 
 
-DYNAMO = JsonLines("dynamo", f"JSON lines with event.schema {_SCHEMA}", _is_dynamo, _row, Found("ms", dates=True))
+DYNAMO = JsonLines("dynamo", f"JSON lines with event.schema {_SCHEMA}", _is_dynamo, _row, Found(unit="ms", dates=True))

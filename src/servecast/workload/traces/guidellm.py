@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from servecast.workload.traces.documents import Documents, RecordedRun, json_object, listed
+from servecast.workload.traces.documents import Documents, json_object, listed
 from servecast.workload.traces.rows import Found, Malformed, Row, moment_in, tokens_in
 
 _TIMES = "info.timings"
 
 
-def _row(number: int, ended: tuple[Any, bool]) -> Row:
+def _row(ended: tuple[Any, bool]) -> Row:
     request, well = json_object(ended[0]), ended[1]
     if not well:
-        return Row(number, moment_in(request, f"{_TIMES}.request_start"), 0, 0, failed=True)
+        return Row(moment_in(request, f"{_TIMES}.request_start"), 0, 0, failed=True)
     start, first, end = (
         moment_in(request, f"{_TIMES}.{name}") for name in ("request_start", "first_token_iteration", "request_end")
     )
@@ -26,10 +26,10 @@ def _row(number: int, ended: tuple[Any, bool]) -> Row:
         raise Malformed("request_start, first_token_iteration and request_end decrease", f"{start}, {first}, {end}")
     prompt = tokens_in(request, "input_metrics.total_tokens")
     output = tokens_in(request, "output_metrics.total_tokens")
-    return Row(number, start, prompt, output, ttft_s=first - start, e2e_s=end - start)
+    return Row(start, prompt, output, ttft_s=first - start, e2e_s=end - start)
 
 
-def _run(benchmark: Any, at: int) -> RecordedRun:
+def _run(benchmark: Any, at: int) -> tuple[str, list[Any]]:
     requests = benchmark.get("requests") if isinstance(benchmark, dict) else None
     if not isinstance(requests, dict):
         raise Malformed(f"benchmarks[{at}].requests is missing: the report was written without its requests", "")
@@ -40,7 +40,7 @@ def _run(benchmark: Any, at: int) -> RecordedRun:
     label = (
         " ".join(str(strategy.get(key, "")) for key in ("type_", "kind", "rate")) if isinstance(strategy, dict) else ""
     )
-    return RecordedRun(" ".join(label.split()) or "benchmark", ended, _row)
+    return " ".join(label.split()) or "benchmark", ended
 
 
 def _fits(document: Any) -> bool:
@@ -60,5 +60,6 @@ GUIDELLM = Documents(
     "JSON with benchmarks[].requests (GuideLLM)",
     _fits,
     lambda document: [_run(benchmark, at) for at, benchmark in enumerate(document["benchmarks"])],
+    _row,
     Found(dates=True),
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from servecast.workload.traces.rows import Block, Found, Malformed, parsed
+from servecast.workload.traces.rows import Block, Found, Malformed, Reader, parsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,36 +19,33 @@ LINES = 16_384  # lines of a block
 
 
 @dataclass(frozen=True)
-class JsonLines:
+class JsonLines(Reader):
     """A format of JSON lines.
 
     fitting : whether an object of the file belongs to the format, told by the first one
-    row : ``row(line, object)``; raises Malformed, or LeftOut for a line that is no request to send
+    row : the row in an object; raises Malformed, or LeftOut for a line that is no request to send
     among : whether the first 50 lines are of this format rather than of another with the same keys
     """
 
-    name: str
-    signature: str
     fitting: Callable[[dict[str, Any]], bool]
-    row: Callable[[int, dict[str, Any]], Row]
+    row: Callable[[dict[str, Any]], Row]
     found: Found
-    remark: str | None = None
     among: Callable[[list[dict[str, Any]]], bool] = lambda rows: True
 
-    counted = "line"
-
     def find(self, content: Content, asked: bool = False) -> Found | None:
-        """What the format has, where the first object has its keys and the first lines are of it."""
         first = content.first
         fits = isinstance(first, dict) and self.fitting(first) and (asked or self.among(_head_rows(content)))
         return self.found if fits else None
 
-    def blocks(self, content: Content, rejections: Rejections) -> Iterator[Block]:
-        lines, before = content.lines(), 0
-        while block := list(islice(lines, LINES)):
-            numbered = rejections.filled(enumerate(block, before + 1))
-            yield parsed(numbered, lambda line, text: self.row(line, _object_in(text)), rejections)
-            before += len(block)
+    def blocks(self, content: Content, found: Found, rejections: Rejections) -> Iterator[Block]:
+        return json_blocks(content, self.row, rejections)
+
+
+def json_blocks(content: Content, row: Callable[[dict[str, Any]], Row], rejections: Rejections) -> Iterator[Block]:
+    """What ``row`` finds in the objects of the file."""
+    lines = rejections.filled(enumerate(content.lines(), 1))
+    while block := list(islice(lines, LINES)):
+        yield parsed(block, lambda text: row(_object_in(text)), rejections)
 
 
 def _head_rows(content: Content) -> list[dict[str, Any]]:

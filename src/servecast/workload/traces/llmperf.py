@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from servecast.workload.traces.documents import Documents, RecordedRun, json_object
+from servecast.workload.traces.documents import Documents, json_object
 from servecast.workload.traces.rows import Row, span, tokens_in
 
 
-def _row(number: int, request: Any) -> Row:
+def _row(request: Any) -> Row:
     request = json_object(request)
     prompt, output = tokens_in(request, "number_input_tokens"), tokens_in(request, "number_output_tokens")
     if request.get("error_code") is not None:
-        return Row(number, None, prompt, output, failed=True)
+        return Row(None, prompt, output, failed=True)
     ttft, e2e = (span(name, request.get(name)) for name in ("ttft_s", "end_to_end_latency_s"))
-    return Row(number, None, prompt, output, ttft_s=ttft, e2e_s=e2e)
+    return Row(None, prompt, output, ttft_s=ttft, e2e_s=e2e)
 
 
 def _fits(document: Any) -> bool:
@@ -29,5 +29,6 @@ LLMPERF = Documents(
     "llmperf",
     "JSON list of responses with ttft_s and end_to_end_latency_s",
     _fits,
-    lambda document: [RecordedRun("responses", document, _row)],
+    lambda document: [("responses", document)],
+    _row,
 )

@@ -9,25 +9,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from servecast.workload.traces.delimited import Delimited, fixed
+from servecast.workload.traces.delimited import Delimited, Layout, fixed
 from servecast.workload.traces.json_lines import JsonLines
 from servecast.workload.traces.rows import Found, Malformed, Row, moment_in, tokens_in
 
 _COLUMNS = "arrival_time_ns,input_toks,output_toks"
+_LAYOUT = Layout("arrival_time_ns", "input_toks", "output_toks", unit="ns")
 _CLOCK = ("queued_ts", "first_token_ts", "last_token_ts")
 
 
-def _request(line: int, row: dict[str, Any]) -> Row:
-    time = moment_in(row, "arrival_time_ns")
-    return Row(line, time, tokens_in(row, "input_toks"), tokens_in(row, "output_toks"))
-
-
-def _recorded(line: int, row: dict[str, Any]) -> Row:
+def _recorded(row: dict[str, Any]) -> Row:
     queued, first, last = (moment_in(row, name) for name in _CLOCK)
     if not queued <= first <= last:
         raise Malformed("queued_ts, first_token_ts and last_token_ts decrease", f"{queued}, {first}, {last}")
     prompt, output = tokens_in(row, "input_toks"), tokens_in(row, "output_toks")
-    return Row(line, queued, prompt, output, ttft_s=first - queued, e2e_s=last - queued)
+    return Row(queued, prompt, output, ttft_s=first - queued, e2e_s=last - queued)
 
 
 LLMSERVINGSIM_CSV = Delimited("llmservingsim_csv", f"CSV with the columns {_COLUMNS}", fixed(_COLUMNS, unit="ns"))
@@ -35,8 +31,8 @@ LLMSERVINGSIM = JsonLines(
     "llmservingsim",
     f"JSON lines with {_COLUMNS}",
     lambda row: row.keys() >= set(_COLUMNS.split(",")),
-    _request,
-    Found("ns"),
+    _LAYOUT.row,
+    _LAYOUT,
 )
 LLMSERVINGSIM_BENCH = JsonLines(
     "llmservingsim_bench",

@@ -45,22 +45,22 @@ def hashes(row: dict[str, Any], prompt: int, block_size: int) -> list[int]:
     return ids
 
 
-def _row(block_size: int) -> Callable[[int, dict[str, Any]], Row]:
-    def row(line: int, values: dict[str, Any]) -> Row:
+def _row(block_size: int) -> Callable[[dict[str, Any]], Row]:
+    def row(values: dict[str, Any]) -> Row:
         delay = moment_in(values, "delay") if values.get("delay") is not None else None
         # A turn that waits for the one before has no time of its own: see `trace_file`, which gives it one.
         time = moment_in(values, "timestamp") if delay is None or values.get("timestamp") is not None else 0
         prompt, output = tokens_in(values, "input_length"), tokens_in(values, "output_length")
         ids = hashes(values, prompt, block_size)
         if delay is None and "session_id" not in values:
-            return Row(line, time, prompt, output, ids)
+            return Row(time, prompt, output, ids)
         session = values.get("session_id")
         if session is None and delay is not None:
             raise Malformed("delay without a session_id", delay)
         if session is not None and (isinstance(session, bool) or not isinstance(session, str | int)):
             raise Malformed("session_id is not a name", json.dumps(session))
         named = None if session is None else str(session)
-        return Row(line, time, prompt, output, ids, named, delay=nan if delay is None else delay / 1000)
+        return Row(time, prompt, output, ids, named, delay=nan if delay is None else delay / 1000)
 
     return row
 
@@ -85,7 +85,7 @@ MOONCAKE = JsonLines(
     "JSON lines with timestamp, input_length, output_length",
     _keys,
     _row(PREFIX_BLOCK_SIZE),
-    Found("ms", prefix_block_size=PREFIX_BLOCK_SIZE),
+    Found(unit="ms", prefix_block_size=PREFIX_BLOCK_SIZE),
     among=lambda rows: not _in_blocks_of_16(rows),
 )
 TIMED_TRACE = JsonLines(

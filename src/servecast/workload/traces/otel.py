@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from servecast.workload.traces.documents import Documents, RecordedRun
-from servecast.workload.traces.rows import Found, LeftOut, Malformed, Row, moment, number, span, whole
+from servecast.workload.traces.documents import Documents
+from servecast.workload.traces.rows import Found, LeftOut, Malformed, Row, moment, number, span, tokens
 
 _SPAN = "llm_request"
 _VALUES = ("intValue", "doubleValue", "stringValue")
@@ -24,11 +24,11 @@ def _attributes(span_: dict[str, Any]) -> dict[str, Any]:
     return named
 
 
-def _row(line: int, span_: Any) -> Row:
+def _row(span_: Any) -> Row:
     if not isinstance(span_, dict) or span_.get("name") != _SPAN:
         raise LeftOut("span of another kind")
     start = str(span_.get("startTimeUnixNano") or "")
-    time = moment("startTimeUnixNano", number("startTimeUnixNano", start), start)
+    time = moment("startTimeUnixNano", start, number)
     named = _attributes(span_)
 
     def text(name: str) -> str:
@@ -36,13 +36,12 @@ def _row(line: int, span_: Any) -> Row:
         return "" if value is None else str(value)
 
     prompt, output = (
-        whole(name, text(name)) for name in ("gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens")
+        tokens(name, text(name), number) for name in ("gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens")
     )
     ttft, e2e = (
-        span(name, number(name, text(name)) if text(name) else None)
-        for name in ("gen_ai.latency.time_to_first_token", "gen_ai.latency.e2e")
+        span(name, text(name) or None, number) for name in ("gen_ai.latency.time_to_first_token", "gen_ai.latency.e2e")
     )
-    return Row(line, int(start) if start.isdigit() else time, prompt, output, ttft_s=ttft, e2e_s=e2e)
+    return Row(time, prompt, output, ttft_s=ttft, e2e_s=e2e)
 
 
 def _under(parent: Any, name: str) -> list[Any]:
@@ -54,14 +53,14 @@ def _under(parent: Any, name: str) -> list[Any]:
     return children
 
 
-def _runs(document: dict[str, Any]) -> list[RecordedRun]:
+def _runs(document: dict[str, Any]) -> list[tuple[str, list[Any]]]:
     spans = [
         one
         for resource in _under(document, "resourceSpans")
         for scope in _under(resource, "scopeSpans")
         for one in _under(scope, "spans")
     ]
-    return [RecordedRun("spans", spans, _row)]
+    return [("spans", spans)]
 
 
 OTEL = Documents(
@@ -69,6 +68,7 @@ OTEL = Documents(
     "JSON with resourceSpans (OTLP), spans named llm_request",
     lambda document: isinstance(document, dict) and "resourceSpans" in document,
     _runs,
-    Found("ns", dates=True),
+    _row,
+    Found(unit="ns", dates=True),
     merged=True,
 )

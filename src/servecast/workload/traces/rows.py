@@ -8,10 +8,12 @@ server can answer it (no prompt, no answer) or the user left it out (over a limi
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from math import isfinite, nan
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from servecast.workload.lengths import LONGEST_TOKENS
 from servecast.workload.prefixes import PrefixIds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -76,11 +78,6 @@ def _taken(column: object, rows: NDArray[np.intp]) -> object:
     return [column[row] for row in rows.tolist()] if isinstance(column, list) else column[rows]  # type: ignore[index]
 
 
-#: What stands in a column for a row that has nothing there.
-_BLANK: dict[str, Any] = {"prefix_ids": (), "session": None, "tenant": None, "itl_s": ()}
-_BLANK |= {"priority": 0, "failed": False} | dict.fromkeys(("delay", "sent", "ttft_s", "e2e_s"), nan)
-
-
 def joined(blocks: list[Block]) -> Block:
     """All rows as one block; a column is None where no row has anything in it."""
     blocks = [block for block in blocks if len(block.lines)]
@@ -89,7 +86,7 @@ def joined(blocks: list[Block]) -> Block:
         return Block(nothing, nothing, nothing, nothing)
     sizes = [len(block.lines) for block in blocks]
     columns = zip(Block._fields, zip(*blocks, strict=True), strict=True)
-    return Block(*(_joined(column, sizes, _BLANK.get(name)) for name, column in columns))
+    return Block(*(_joined(column, sizes, Row._field_defaults.get(name)) for name, column in columns))
 
 
 def _joined(parts: tuple[Any, ...], sizes: list[int], blank: object) -> Any:
@@ -103,10 +100,9 @@ def _joined(parts: tuple[Any, ...], sizes: list[int], blank: object) -> Any:
 
 
 class Row(NamedTuple):
-    """One well-formed row, for formats that are read row by row; fields as in `Block`."""
+    """One well-formed row, for formats that are read row by row; fields as in `Block`, and what stands for nothing."""
 
-    line: int
-    time: float | None
+    times: float | None
     prompt_tokens: int
     output_tokens: int
     prefix_ids: Sequence[int] = ()
@@ -121,28 +117,32 @@ class Row(NamedTuple):
     itl_s: tuple[float, ...] = ()
 
 
-def _block_of(rows: list[Row]) -> Block:
-    """Rows as columns; all of them have a time, or none."""
+def parsed(numbered: Iterable[tuple[int, Any]], row: Callable[[Any], Row], rejections: Rejections) -> Block:
+    """The rows that ``row`` finds in what stands under each number; those it turns away go to ``rejections``."""
+    lines, rows = [], []
+    for number, given in numbered:
+        try:
+            rows.append(row(given))
+            lines.append(number)
+        except Malformed as fault:
+            rejections.malformed(number, fault)
+        except LeftOut as left:
+            rejections.left_out([number], left.reason)
     if not rows:
         return joined([])
-    lines, times, prompts, outputs, *more = zip(*rows, strict=True)
-    exact = all(type(time) is int for time in times)
-    return Block(
-        np.array(lines, np.int64),
-        None if times[0] is None else np.array(times, np.int64 if exact else np.float64),
-        np.array(prompts, np.int64),
-        np.array(outputs, np.int64),
-        *(_column(name, values) for name, values in zip(Row._fields[4:], more, strict=True)),
-    )
+    columns = zip(Row._fields, zip(*rows, strict=True), strict=True)
+    return Block(np.array(lines, np.int64), *(_column(name, values) for name, values in columns))
 
 
 def _column(name: str, values: tuple[Any, ...]) -> Any:
     """Values of one field as a column; None where all are blank."""
-    blank = _BLANK[name]
+    if name in ("times", "prompt_tokens", "output_tokens"):
+        return None if values[0] is None else np.array(values, np.int64 if set(map(type, values)) == {int} else float)
+    blank = Row._field_defaults[name]
     if isinstance(blank, float):
         column = np.array(values, np.float64)
         return None if np.isnan(column).all() else column
-    if not any(value is not None if blank is None else value for value in values):
+    if all(value is None if blank is None else not value for value in values):
         return None
     if name == "prefix_ids":
         return PrefixIds.of(values)
@@ -220,14 +220,10 @@ class Rejections:
             else:
                 self.blank_lines += 1
 
-    def left_out(self, line: int, reason: str) -> None:
-        """Notes a row that is no request to send."""
-        self._lines.setdefault(reason, []).append(line)
-
-    def unservable(self, lines: NDArray[np.int64], reason: str) -> None:
-        """Notes well-formed rows that cannot be sent."""
-        if len(lines):
-            self._lines.setdefault(reason, []).extend(lines.tolist())
+    def left_out(self, lines: Iterable[int], reason: str) -> None:
+        """Notes well-formed rows that are no requests to send."""
+        if lines := list(lines):
+            self._lines.setdefault(reason, []).extend(lines)
 
     def settle(self) -> None:
         """Raises the first malformed row, where that is an error. Called after each block, before it is used."""
@@ -255,20 +251,8 @@ def shown(text: str) -> str:
     return f"'{text[:60]}...'" if len(text) > 60 else f"'{text}'"
 
 
-def parsed(numbered: Iterable[tuple[int, Any]], row: Callable[[int, Any], Row], rejections: Rejections) -> Block:
-    """The rows that ``row`` finds in what stands under each number; those it turns away go to ``rejections``."""
-    rows = []
-    for number, given in numbered:
-        try:
-            rows.append(row(number, given))
-        except Malformed as fault:
-            rejections.malformed(number, fault)
-        except LeftOut as left:
-            rejections.left_out(number, left.reason)
-    return _block_of(rows)
-
-
-class Found(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Found:
     """What a reader knows of a file before it reads the rows.
 
     unit : of the times; None where the file does not say, and the user must
@@ -281,50 +265,30 @@ class Found(NamedTuple):
     prefix_block_size: int | None = None
 
 
-SECONDS = Found()
-
-
-class Reader(Protocol):
+@dataclass(frozen=True)
+class Reader(ABC):
     """One format.
 
     signature : what it is recognised by
-    counted : what its rows are numbered by: ``line``, or ``request`` of a document
     remark : what a user should know of every file of this format
+    counted : what its rows are numbered by: ``line``, or ``request`` of a document
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def signature(self) -> str: ...
-    @property
-    def counted(self) -> str: ...
-    @property
-    def remark(self) -> str | None: ...
+    name: str
+    signature: str
+    remark: str | None = field(default=None, kw_only=True)
+    counted: ClassVar[str] = "line"
 
+    @abstractmethod
     def find(self, content: Content, asked: bool = False) -> Found | None:
         """What a file of this format says of itself; None for any other.
 
         asked : the user named this format; a file that could as well be of another is then one of this
         """
 
-    def blocks(self, content: Content, rejections: Rejections) -> Iterator[Block]:
-        """The rows of the file, block by block."""
-
-
-def whole(name: str, text: str) -> int:
-    """The token count written as ``text`` under ``name``: 0 to 10^9; anything else is Malformed."""
-    return count(name, number(name, text), text)
-
-
-def count(name: str, value: float, written: object) -> int:
-    """``value`` as a token count: whole, 0 to 10^9; anything else is Malformed."""
-    if value < 0:
-        raise Malformed(f"{name} is negative", written)
-    if value > LONGEST_TOKENS:
-        raise Malformed(f"{name} is above {LONGEST_TOKENS:,}", written)
-    if value != int(value):
-        raise Malformed(f"{name} is not a whole number", written)
-    return int(value)
+    @abstractmethod
+    def blocks(self, content: Content, found: Any, rejections: Rejections) -> Iterator[Block]:
+        """The rows of the file, of which `find` said ``found``, block by block."""
 
 
 def number(name: str, text: str) -> float:
@@ -337,18 +301,48 @@ def number(name: str, text: str) -> float:
         raise Malformed(f"{name} is not a number", text) from None
     if "_" in text or not text.isascii():  # float takes both; no trace means them
         raise Malformed(f"{name} is not a number", text)
-    if not np.isfinite(value):
+    if not isfinite(value):
         raise Malformed(f"{name} is not finite", text)
+    return int(text) if text.isdigit() and len(text) < 19 else value  # whole ticks stay exact
+
+
+def numeric(name: str, value: object) -> float:
+    """A finite JSON number; anything else is Malformed, text of digits and true as well."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Malformed(f"{name} is not a number", json.dumps(value, default=str))
+    if not isfinite(value) if isinstance(value, float) else abs(value) > LATEST:
+        raise Malformed(f"{name} is not finite" if isinstance(value, float) else f"{name} is too large", value)
     return value
 
 
-def moment(name: str, value: float, written: object) -> float:
+Read = Callable[[str, Any], float]  # `number` for text, `numeric` for JSON
+
+
+def tokens(name: str, value: Any, read: Read = numeric) -> int:
+    """``value`` as a token count: whole, 0 to 10^9; anything else is Malformed."""
+    count = value if type(value) is int else read(name, value)
+    if count < 0:
+        raise Malformed(f"{name} is negative", value)
+    if count > LONGEST_TOKENS:
+        raise Malformed(f"{name} is above {LONGEST_TOKENS:,}", value)
+    if count != int(count):
+        raise Malformed(f"{name} is not a whole number", value)
+    return int(count)
+
+
+def moment(name: str, value: Any, read: Read = numeric) -> float:
     """``value`` as a time from a start at 0; anything else is Malformed."""
-    if value < 0:
-        raise Malformed(f"{name} is negative", written)
-    if value > LATEST:
-        raise Malformed(f"{name} is too large", written)
-    return value
+    time = read(name, value)
+    if time < 0:
+        raise Malformed(f"{name} is negative", value)
+    if time > LATEST:
+        raise Malformed(f"{name} is too large", value)
+    return time
+
+
+def span(name: str, value: Any, read: Read = numeric) -> float:
+    """A duration, at least 0; NaN where there is none; anything else is Malformed."""
+    return nan if value is None else moment(name, value, read)
 
 
 def field_of(row: dict[str, Any], name: str) -> Any:
@@ -361,31 +355,11 @@ def field_of(row: dict[str, Any], name: str) -> Any:
     return value
 
 
-def numeric(name: str, value: object) -> float:
-    """A finite JSON number; anything else is Malformed, text of digits and true as well."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Malformed(f"{name} is not a number", json.dumps(value))
-    if not isfinite(value) if isinstance(value, float) else abs(value) > LATEST:
-        raise Malformed(f"{name} is not finite" if isinstance(value, float) else f"{name} is too large", value)
-    return value
-
-
 def tokens_in(row: dict[str, Any], name: str) -> int:
-    """The token count under ``name``; see `field_of` and `count`."""
-    value = field_of(row, name)
-    if type(value) is int and value > LONGEST_TOKENS:
-        raise Malformed(f"{name} is above {LONGEST_TOKENS:,}", value)
-    return count(name, numeric(name, value), value)
+    """The token count under ``name``; see `field_of` and `tokens`."""
+    return tokens(name, field_of(row, name))
 
 
 def moment_in(row: dict[str, Any], name: str) -> float:
     """The time under ``name``; see `field_of` and `moment`."""
-    value = field_of(row, name)
-    return moment(name, numeric(name, value), value)
-
-
-def span(name: str, value: object) -> float:
-    """A duration as a JSON number, at least 0; NaN for none (null); anything else is Malformed."""
-    if value is None:
-        return nan
-    return moment(name, numeric(name, value), value)
+    return moment(name, field_of(row, name))

@@ -181,7 +181,7 @@ class TraceFile:
             unit = self._unit(reader, found)
             rejections.counted = reader.counted
             blocks = []
-            for block in reader.blocks(content, rejections):
+            for block in reader.blocks(content, found, rejections):
                 rejections.settle()
                 blocks.append(block)
         rows = joined(blocks)
@@ -253,7 +253,7 @@ class TraceFile:
             elif self.over_max == "reject":
                 over_limit += int(over.sum())
             else:
-                rejections.unservable(kept.lines[over], f"{name} above {limit}")
+                rejections.left_out(kept.lines[over], f"{name} above {limit}")
                 kept, clipped = kept.take(np.flatnonzero(~over)), clipped[~over]
         if not len(kept.lines):
             raise InputError(
@@ -434,7 +434,7 @@ def _with_delays(rows: Block, unit: str, rejections: Rejections) -> Block:
             times[row] = last[name] + delay_s * TICKS[unit]
         if name is not None:
             last[name] = float(times[row])
-    rejections.unservable(rows.lines[~kept], "a delay, and no turn before it")
+    rejections.left_out(rows.lines[~kept], "a delay, and no turn before it")
     return rows._replace(times=times).take(np.flatnonzero(kept))
 
 
@@ -456,13 +456,13 @@ def _servable(rows: Block, rejections: Rejections, zero_as_one: bool) -> tuple[B
     failed = np.zeros(len(rows.lines), bool) if rows.failed is None else rows.failed
     no_prompt = (rows.prompt_tokens == 0) & ~failed
     no_output = (rows.output_tokens == 0) & ~no_prompt & ~failed
-    rejections.unservable(rows.lines[failed], FAILED)
-    rejections.unservable(rows.lines[no_prompt], "no prompt tokens")
+    rejections.left_out(rows.lines[failed], FAILED)
+    rejections.left_out(rows.lines[no_prompt], "no prompt tokens")
     if zero_as_one:
         raised = int(no_output.sum())
         rows = rows._replace(output_tokens=np.where(no_output, 1, rows.output_tokens))
         return rows.take(np.flatnonzero(~(failed | no_prompt))), raised
-    rejections.unservable(rows.lines[no_output], "no output tokens")
+    rejections.left_out(rows.lines[no_output], "no output tokens")
     return rows.take(np.flatnonzero(~(failed | no_prompt | no_output))), 0
 
 
