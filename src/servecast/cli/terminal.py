@@ -111,7 +111,7 @@ def print_results(scenario: Scenario, results: Results) -> None:
 
 
 def _print_tenants(results: Results) -> None:
-    from servecast.report.tenants import tenant_rows
+    from servecast.report.words import tenant_rows
 
     rows = tenant_rows(results.tenants)
     heads, _ = _fitting(list(rows[0]), rows[:MOST_TENANTS], console().width)

@@ -83,16 +83,16 @@ def settings(compared: Comparison) -> tuple[str, ...]:
         f"{'at most ' + str(cap) + ' in flight' if cap else 'open loop'}; "
         f"{1e3 * network.uplink_s:.3g} ms up, {1e3 * network.downlink_s:.3g} ms down"
     )
-    told = [first]
+    lines = [first]
     host = compared.host
     if host is not None:
         steps = f", {1e3 * host.step_s:.3f} ms of host time a step" if host.step_s else ""
-        told.append(
+        lines.append(
             f"Fitted on the {host.part} of {host.source} ({host.requests:,} requests): "
             f"{1e3 * host.network.total_s:.2f} ms up and down together{steps}"
         )
     if not compared.judged.all():
-        told.append(f"{int(compared.judged.sum()):,} of {len(compared.recorded):,} requests are judged")
+        lines.append(f"{int(compared.judged.sum()):,} of {len(compared.recorded):,} requests are judged")
     if compared.twin:
-        told.append(f"Twin of the recording: {compared.twin[0]}")
-    return (*told, *compared.notes)
+        lines.append(f"Twin of the recording: {compared.twin[0]}")
+    return (*lines, *compared.notes)

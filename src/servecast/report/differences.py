@@ -47,14 +47,14 @@ def tables(found: Difference, points: bool = False) -> list[Table]:
     """What differs in the scenarios; the verdict on each metric, or each change (always, where there is one point)."""
     keys = tuple((path, _short(before), _short(after)) for path, before, after in found.keys)
     made = [Table("scenario keys that differ", ("key", "A", "B"), keys)]
-    told = [change for change in found.changes if change.before is not None or change.after is not None]
+    shown = [change for change in found.changes if change.before is not None or change.after is not None]
     if found.plans is not None:
-        told = [change for change in told if points or change.subject == CHOSEN]
+        shown = [change for change in shown if points or change.subject == CHOSEN]
     elif len({(change.subject, change.point) for change in found.changes}) > 1:
         made.append(Table("what changed from A to B", ("metric", "verdict"), tuple(by_metric(found).items())))
-        told = told if points else []
+        shown = shown if points else []
     heads = ["metric", found.subject, "at", "A", "B", "change", "90 % interval", "verdict"]
-    rows = [_row(change) for change in told]
+    rows = [_row(change) for change in shown]
     kept = [place for place, head in enumerate(heads) if head != "at" or any(row[place] for row in rows)]
     body = tuple(tuple(row[place] for place in kept) for row in rows)
     made.append(Table("each change", tuple(heads[place] for place in kept), body))
@@ -131,12 +131,12 @@ def _range(change: Change) -> str:
 
 def _change(change: Change, subject: str) -> dict[str, Any]:
     """A row for scripts; every row has every key."""
-    told: dict[str, Any] = {"metric": change.metric, subject: change.subject, "point": change.point}
+    row: dict[str, Any] = {"metric": change.metric, subject: change.subject, "point": change.point}
     for name, side in (("before", change.before), ("after", change.after)):
         value, low, high = (None, None, None) if side is None else side
-        told |= {name: value, f"{name}_low": low, f"{name}_high": high}
-    told |= {"low": change.low, "high": change.high, "seeds": change.seeds, "verdict": change.verdict}
-    values: dict[str, Any] = plain(told)
+        row |= {name: value, f"{name}_low": low, f"{name}_high": high}
+    row |= {"low": change.low, "high": change.high, "seeds": change.seeds, "verdict": change.verdict}
+    values: dict[str, Any] = plain(row)
     return values
 
 

@@ -204,7 +204,7 @@ def worked_numbers() -> Iterator[Table]:
     )
 
 
-def _crossing(name: str, ridge: float, told: str) -> tuple[str, ...]:
+def _crossing(name: str, ridge: float, label: str) -> tuple[str, ...]:
     at = lessons.ridge_crossing(ridge)
     reached = "never" if at.with_activations is None else f"{at.with_activations:,}"
-    return name, told, f"{at.weights_only:,}", reached
+    return name, label, f"{at.weights_only:,}", reached

@@ -106,9 +106,9 @@ def _cells(option: Option) -> dict[str, Any]:
         **_ends("highest_load", option.capacity),
         **_ends("highest_rps", option.rate),
         **_ends("saturation_rps", option.saturation),
-        "unstable_above": _cell(option.unstable_above),
-        "target_gpus": _cell(option.target_gpus),
-        "usd_per_hour": _cell(option.usd_per_hour),
+        "unstable_above": option.unstable_above,
+        "target_gpus": option.target_gpus,
+        "usd_per_hour": option.usd_per_hour,
     }
     for kind, estimate in option.usd_per_mtok.items():
         cells |= _ends(f"usd_per_mtok_{kind}", estimate)
@@ -117,10 +117,5 @@ def _cells(option: Option) -> dict[str, Any]:
     return {**cells, "refused": option.refused}
 
 
-def _ends(name: str, estimate: Estimate | None) -> dict[str, Any]:
-    value, low, high = (None, None, None) if estimate is None else estimate
-    return {name: _cell(value), f"{name}_low": _cell(low), f"{name}_high": _cell(high)}
-
-
-def _cell(value: float | None) -> float | str:
-    return "" if value is None else value
+def _ends(name: str, estimate: Estimate | None) -> dict[str, float | None]:
+    return dict(zip((name, f"{name}_low", f"{name}_high"), estimate or (None, None, None), strict=True))

@@ -1,7 +1,7 @@
 """The tables of a plan, the same for terminal and page: configurations first, then the best one in detail.
 
 The best one stands as the system that serves the target: its load and its price are the fleet's, with the profile's
-errors in the interval. The others stand as they were searched. Loads and prices are told of each GPU, so that all
+errors in the interval. The others stand as they were searched. Loads and prices are those of each GPU, so that all
 compare.
 """
 
@@ -82,43 +82,34 @@ def legend(plan: Plan) -> str:
 
 def _configurations(plan: Plan) -> Table:
     """Columns that nothing fills are left out."""
-    heads = (
-        "configuration",
-        "GPU",
-        "GPUs of a replica",
-        "GPUs for the target",
-        "$/hour for the target",
-        "$/M output at the target",
-        f"highest load of each GPU [{plan.options[0].unit}], 90 % interval",
-        "$/M output at the highest load",
-        "remark",
-    )
-    rows = [tuple(_cells(plan, option)) for option in standing(plan)]
-    several = any(option.tensor_parallel > 1 for option in plan.options)
+    options = standing(plan)
+    cells = [tuple(_cells(plan, option)) for option in options]
+    heads = [head for head, _ in cells[0]]
+    rows = [tuple(cell for _, cell in row) for row in cells]
+    several = any(option.tensor_parallel > 1 for option in options)
     kept = [
-        place
-        for place, head in enumerate(heads)
-        if any(row[place] not in (BLANK, "") for row in rows) and (several or head != "GPUs of a replica")
+        at
+        for at, head in enumerate(heads)
+        if any(row[at] not in (BLANK, "") for row in rows) and (several or head != "GPUs of a replica")
     ]
-    return Table(
-        CONFIGURATIONS,
-        tuple(heads[place] for place in kept),
-        tuple(tuple(row[place] for place in kept) for row in rows),
-    )
+    return Table(CONFIGURATIONS, tuple(heads[at] for at in kept), tuple(tuple(row[at] for at in kept) for row in rows))
 
 
-def _cells(plan: Plan, option: Option) -> Iterator[str]:
-    dollars, output = option.usd_for_target, option.usd_per_mtok.get("output")
-    yield option.label
-    yield hardware(option.device)
-    yield str(option.tensor_parallel)
-    yield BLANK if option.target_gpus is None else str(option.target_gpus)
-    yield BLANK if dollars is None else f"{dollars:,.2f}"
-    at_target = option.usd_at_target.get("output")
-    yield BLANK if at_target is None else number(at_target.value)
-    yield interval(_of_each_gpu(option))
-    yield BLANK if output is None else number(output.value)
-    yield "; ".join(_remarks(plan, option))
+def _cells(plan: Plan, option: Option) -> Iterator[tuple[str, str]]:
+    """Head and text of each cell of a row."""
+    dollars, at_target, at_most = (
+        option.usd_for_target, option.usd_at_target.get("output"), option.usd_per_mtok.get("output"),
+    )  # fmt: skip
+    load = None if option.capacity is None else option.capacity.over(option.gpus)
+    yield "configuration", option.label
+    yield "GPU", hardware(option.device)
+    yield "GPUs of a replica", str(option.tensor_parallel)
+    yield "GPUs for the target", BLANK if option.target_gpus is None else str(option.target_gpus)
+    yield "$/hour for the target", BLANK if dollars is None else f"{dollars:,.2f}"
+    yield "$/M output at the target", BLANK if at_target is None else number(at_target.value)
+    yield f"highest load of each GPU [{option.unit}], 90 % interval", interval(load)
+    yield "$/M output at the highest load", BLANK if at_most is None else number(at_most.value)
+    yield "remark", "; ".join(_remarks(plan, option))
 
 
 def _remarks(plan: Plan, option: Option) -> Iterator[str]:
@@ -132,10 +123,6 @@ def _remarks(plan: Plan, option: Option) -> Iterator[str]:
         yield "unstable above its highest load"
 
 
-def _of_each_gpu(option: Option) -> Estimate | None:
-    return None if option.capacity is None else option.capacity.over(option.gpus)
-
-
 def _statistic(plan: Plan, name: str, estimate: Estimate) -> tuple[str, ...]:
     target = plan.goal.get(name)
     sign = "at least" if at_least(name) else "at most"
@@ -144,5 +131,5 @@ def _statistic(plan: Plan, name: str, estimate: Estimate) -> tuple[str, ...]:
 
 
 def _money(option: Option, kind: str) -> tuple[str, ...]:
-    told = option.usd_per_mtok[kind]
-    return kind, interval(option.usd_at_target.get(kind)), *(interval(told.over(share)) for share in UTILISATIONS)
+    price = option.usd_per_mtok[kind]
+    return kind, interval(option.usd_at_target.get(kind)), *(interval(price.over(share)) for share in UTILISATIONS)

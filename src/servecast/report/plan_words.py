@@ -135,15 +135,15 @@ def _key(key: str, keys: Sequence[str]) -> str:
 
 def _policy(option: Option) -> str | None:
     """What an option's label says before its changed keys; None where the label was not made of these."""
-    for told in _told(option.changed):
-        if option.label == told:
-            return "" if told else option.label
-        if told and option.label.endswith(f", {told}"):
-            return option.label.removesuffix(f", {told}")
+    for changes in _changes(option.changed):
+        if option.label == changes:
+            return "" if changes else option.label
+        if changes and option.label.endswith(f", {changes}"):
+            return option.label.removesuffix(f", {changes}")
     return None if option.changed else option.label
 
 
-def _told(changed: Mapping[str, object]) -> Iterator[str]:
+def _changes(changed: Mapping[str, object]) -> Iterator[str]:
     """The changes as a label has them: with whole keys where two end alike, or with short ones all the same."""
     yield ", ".join(f"{_key(key, list(changed))}={value}" for key, value in changed.items())
     yield ", ".join(f"{short_key(key)}={value}" for key, value in changed.items())

@@ -1,10 +1,10 @@
-"""Results in words: numbers at three digits, and the table that compares policies."""
+"""Results in words: the tables that compare policies and their tenants, each metric in its own form."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from servecast.metrics import WIDE, Metric, ranked
+from servecast.metrics import METRICS, WIDE, Metric, ranked
 from servecast.run.results import swept
 from servecast.text import BLANK, missing, number, plain_value, seconds, share, short_key
 
@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 UNCALIBRATED = "uncalibrated"
+SLO = ("ttft_s", "tpot_s", "e2e_s")
+NOBODY = "(none)"  # the tenant of requests that name none
+_OF_TENANTS = (
+    "completed", "goodput_rps", "slo_attainment", "ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "e2e_p99_s",
+)  # fmt: skip
 
 
 def comparison_rows(summary: pd.DataFrame, most: int = WIDE - 1) -> list[dict[str, str]]:
@@ -37,6 +42,25 @@ def comparison_rows(summary: pd.DataFrame, most: int = WIDE - 1) -> list[dict[st
         row |= {short_key(name): plain_value(record[name]) for name in keys}
         row |= {each.label: written(each, record) for each in shown}
         rows.append(row)
+    return rows
+
+
+def tenant_rows(tenants: pd.DataFrame) -> list[dict[str, str]]:
+    """The table of tenants as text: a row for each policy, sweep point and tenant, means over the seeds."""
+    keys = swept(tenants)
+    by = ["policy", *keys, "tenant"]
+    numeric = [name for name in tenants.columns if name not in (*by, "seed")]
+    # Columns that nothing fills hold None, which has no mean.
+    table = tenants.astype(dict.fromkeys(numeric, float)).groupby(by, sort=False, dropna=False, observed=True)[numeric]
+    rows = []
+    for record in table.mean().reset_index().to_dict("records"):
+        row = {"policy": str(record["policy"])}
+        row |= {short_key(key): plain_value(record[key]) for key in keys}
+        asked = {
+            key: record[f"slo_{key}"] for key in ("ttft_s", "tpot_s", "e2e_s") if not missing(record[f"slo_{key}"])
+        }
+        row |= {"tenant": record["tenant"] or NOBODY, "targets": targets(asked) or BLANK}
+        rows.append(row | {METRICS[name].label: written(METRICS[name], record) for name in _OF_TENANTS})
     return rows
 
 
@@ -75,8 +99,8 @@ def _count(value: float) -> str:
 def targets(slo: Mapping[str, Any]) -> str:
     """Latency targets in words; empty without any."""
     parts = [
-        f"{name.upper()} ≤ {seconds(float(slo[f'{name}_s']))}"
-        for name in ("ttft", "tpot", "e2e")
-        if slo.get(f"{name}_s") is not None
+        f"{name.removesuffix('_s').upper()} ≤ {seconds(float(value))}"
+        for name in SLO
+        if (value := slo.get(name)) is not None
     ]
     return ", ".join(parts)

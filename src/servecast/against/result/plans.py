@@ -55,8 +55,8 @@ def difference(first: Path, second: Path) -> Difference:
     notes = []
     without = [side for side in (a, b) if side.scenario is None]
     if without:
-        told = f"{without[0].folder} has no {SCENARIO}, so that the scenarios are not compared: plan it again."
-        notes.append(told)
+        text = f"{without[0].folder} has no {SCENARIO}, so that the scenarios are not compared: plan it again."
+        notes.append(text)
     (target, unit), (other, its_unit) = _asked(a), _asked(b)
     if unit != its_unit:
         problem = f"plans for {its_unit}, the other for {unit}: compare plans of the same kind of load"

@@ -5,7 +5,7 @@ the mean of paired differences d over n seeds,
 
     mean(d) +- t(0.95, n - 1) x sd(d) / sqrt(n)          (90 %; Welch's of all where they share fewer than two seeds)
 
-and needs two seeds; without them a difference is told as what it is, of one draw of requests.
+and needs two seeds; without them a difference is of one draw of requests, and may be chance.
 
 Policies belong together by name, then by parameters, then by place. Left out: the noise of the profile, which is the
 same on both sides where the profile is.
@@ -137,8 +137,8 @@ def _groups(side: _Side, keys: list[str]) -> Groups:
     twice = side.summary[side.summary.duplicated([*by, "seed"])]
     if len(twice):
         *which, seed = twice.iloc[0][[*by, "seed"]]
-        told = f"{', '.join(str(value) for value in which if not missing(value))}, seed {seed}"
-        problem = f"has two rows of one run ({told}): keep one, or run the scenario again"
+        run = f"{', '.join(str(value) for value in which if not missing(value))}, seed {seed}"
+        problem = f"has two rows of one run ({run}): keep one, or run the scenario again"
         raise InputError(str(side.folder / "summary.csv"), problem)
     return {
         tuple(None if missing(value) else value for value in which): rows.set_index("seed")
@@ -161,8 +161,8 @@ def _change(metric: str, which: tuple[Any, ...], point: str, before: pd.DataFram
 
 
 def _point(which: tuple[Any, ...], keys: Sequence[str]) -> str:
-    told = zip(keys, which[1:], strict=True)
-    return ", ".join(f"{short_key(key)}={plain_value(value)}" for key, value in told if value is not None)
+    values = zip(keys, which[1:], strict=True)
+    return ", ".join(f"{short_key(key)}={plain_value(value)}" for key, value in values if value is not None)
 
 
 def _values(frame: pd.DataFrame, metric: str) -> pd.Series[float]:
@@ -206,7 +206,7 @@ def interval(a: Any, b: Any, *, paired: bool) -> tuple[float | None, float | Non
 def _seeds_left_out(before: Groups, after: Groups, names: tuple[Path, Path]) -> Iterator[str]:
     """What to tell of policies and points at which one side alone has a seed."""
     seeds = [(set(rows.index), set(after[which].index)) for which, rows in before.items() if which in after]
-    for paired, told in (
+    for paired, text in (
         (True, "compared by the common seeds alone"),
         (
             False,
@@ -216,7 +216,7 @@ def _seeds_left_out(before: Groups, after: Groups, names: tuple[Path, Path]) -> 
         at = [(a, b) for a, b in seeds if a != b and _paired(len(a), len(b), len(a & b)) == paired]
         if at:
             sides = " and ".join(f"{_numbers(side)} in {name}" for side, name in zip(at[0], names, strict=True))
-            yield f"Seeds differ at {len(at)} of {len(seeds)} policies and points (like {sides}): {told}."
+            yield f"Seeds differ at {len(at)} of {len(seeds)} policies and points (like {sides}): {text}."
 
 
 def _values_left_out(metrics: Sequence[str], keys: Sequence[str], before: Groups, after: Groups) -> Iterator[str]:

@@ -58,8 +58,8 @@ def _of_plans(found: Difference) -> Iterator[str]:
     load = next(change for change in found.changes if change.metric.startswith("highest load"))
     words = {"unclear": "no clear difference, the intervals overlap", "same": "the same"}
     if load.before is not None and load.after is not None:
-        told = words.get(load.verdict, load.verdict)
-        yield f"The highest load of B is {number(load.after.value)} against {number(load.before.value)}: {told}."
+        said = words.get(load.verdict, load.verdict)
+        yield f"The highest load of B is {number(load.after.value)} against {number(load.before.value)}: {said}."
     for way in ("better", "worse"):
         if names := [name for name in _metrics(found, way, CHOSEN) if name != load.metric]:
             yield f"{way.capitalize()}: {_few(names)}."

@@ -32,17 +32,17 @@ def _headlines(plan: Plan, best: Option) -> Iterator[str]:
     target, chosen = f"{number(best.target)} {best.unit}", gpus(best, best.replicas)
     prices = [] if best.usd_for_target is None else [f"${best.usd_for_target:,.2f} an hour"]
     if plan.may_not_hold and plan.holds is not None:
-        told = f"{chosen} may not hold {target}, {plan.holds.replicas} do"
+        sentence = f"{chosen} may not hold {target}, {plan.holds.replicas} do"
         prices = [] if plan.holds.usd_per_hour is None else [f"${plan.holds.usd_per_hour:,.2f} an hour"]
     elif plan.may_not_hold:
-        told = f"{chosen} would just do for {target}, and may not hold"
+        sentence = f"{chosen} would just do for {target}, and may not hold"
     else:
-        told = f"{chosen} for {target}"
+        sentence = f"{chosen} for {target}"
         if (output := best.usd_at_target.get("output")) is not None:
             prices.append(f"${number(output.value)} per million output tokens")
     for count in range(len(prices), 0, -1):
-        yield f"{told}: {', '.join(prices[:count])}"
-    yield told
+        yield f"{sentence}: {', '.join(prices[:count])}"
+    yield sentence
 
 
 def _details(plan: Plan, best: Option) -> Iterator[str]:
@@ -56,14 +56,14 @@ def _details(plan: Plan, best: Option) -> Iterator[str]:
         f"{best.label} is {which}: it holds the targets up to {apart(best.capacity, best.target)} {best.unit}, "
         f"{_headroom(plan.headroom.value)}{ends}{unstable}"
     )
-    told = [
+    reached = [
         f"{statistic(name)} {timed(name, interval(found))}, {'at least' if at_least(name) else 'at most'} "
         f"{timed(name, f'{limit:g}')} wanted"
         for name, limit in plan.goal.items()
         if (found := best.at_target.get(name)) is not None
     ]
-    if told:
-        yield f"at the target: {'; '.join(told)}"
+    if reached:
+        yield f"at the target: {'; '.join(reached)}"
     if "total" in best.usd_at_target and "total" in best.usd_per_mtok:
         yield (
             f"a million tokens, in and out, cost ${number(best.usd_at_target['total'].value)} at the target "
@@ -107,10 +107,10 @@ def _against_api(plan: Plan, best: Option) -> str:
 
 def _headroom(share: float) -> str:
     """How far the highest load is from the target; what rounds to nothing is none."""
-    told = signed(abs(share), 1 if abs(share) < _NEAR else 0).lstrip("+")
-    if told == "0 %":
+    percent = signed(abs(share), 1 if abs(share) < _NEAR else 0).lstrip("+")
+    if percent == "0 %":
         return "with no headroom to speak of"
-    return f"{told} {'above' if share > 0 else 'below'} the target"
+    return f"{percent} {'above' if share > 0 else 'below'} the target"
 
 
 def _none(plan: Plan) -> Verdict:
@@ -118,8 +118,8 @@ def _none(plan: Plan) -> Verdict:
     able = [option for option in plan.options if option.capacity is not None]
     if not able:
         reasons = list(dict.fromkeys(with_names(option.refused) for option in plan.options))
-        told = f"What stands in the way: {listed(reasons[:_MOST_REASONS])}."
-        return Verdict("No configuration meets the goal at any load.", (told,))
+        sentence = f"What stands in the way: {listed(reasons[:_MOST_REASONS])}."
+        return Verdict("No configuration meets the goal at any load.", (sentence,))
     most = max(able, key=lambda option: 0.0 if option.capacity is None else option.capacity.value / option.gpus)
     return Verdict(
         f"No configuration serves {number(most.target)} {most.unit} within the goal.",

@@ -61,8 +61,8 @@ class _Run:
 
     def headlines(self) -> Iterator[str]:
         """What may stand as the headline."""
-        for told in self._alike() if self.basis == "alike" else self._compared():
-            yield self.unmet + told
+        for sentence in self._alike() if self.basis == "alike" else self._compared():
+            yield self.unmet + sentence
         name = self.best["policy"]
         rate = f"serves {number(self.best['request_throughput_rps'])} req/s at its best point"
         yield from (f"{self.unmet}{name} {rate}", f"{self.unmet}the best policy {rate}")
@@ -78,12 +78,12 @@ class _Run:
 
     def _serves_most(self) -> Iterator[str]:
         best, rate = self.best, float(self.best[self.metric])
-        told = f"{best['policy']} serves {number(rate)} req/s{_queue(best)}{self.within}{self._at(best)}"
+        sentence = f"{best['policy']} serves {number(rate)} req/s{_queue(best)}{self.within}{self._at(best)}"
         near = [self._times(rate, row) for row in self.others if row[self.metric] >= ALMOST_NONE * rate]
         far = [row for row in self.others if not row[self.metric] >= ALMOST_NONE * rate]
         none = "none" if far and not any(row[self.metric] > 0 for row in far) else "almost none"
         left = f"while {listed([row['policy'] for row in far])} serve{'s' * (len(far) == 1)} {none}" if far else ""
-        for start in (told + self._least(rate), told):
+        for start in (sentence + self._least(rate), sentence):
             for count in range(len(near), -1, -1):
                 for end in (left, "") if left else ("",):
                     yield ", ".join(part for part in (start, listed(near[:count]), end) if part)
@@ -114,12 +114,12 @@ class _Run:
         if ratio < least:
             return
         first, *later = [row for _, row in self.rows.sort_values(column, kind="stable").iterrows()]
-        told = f"{first['policy']} gives its first token after {seconds(first[column])} {words}{self._at(first)}"
+        sentence = f"{first['policy']} gives its first token after {seconds(first[column])} {words}{self._at(first)}"
         others = [self._later(first, row, column) for row in later][::-1]
         rate = f", at the same {number(first[self.metric])} req/s{_queue(first)}{self.within}" if same else ""
         for count in range(len(others), 0, -1):
-            yield f"{told}, {listed(others[:count])}{rate}"
-            yield f"{told}, {listed(others[:count])}"
+            yield f"{sentence}, {listed(others[:count])}{rate}"
+            yield f"{sentence}, {listed(others[:count])}"
 
     def _later(self, first: Any, row: Any, column: str) -> str:
         ratio = row[column] / first[column]
@@ -157,10 +157,10 @@ class _Run:
 
     def _figures(self, row: Any) -> str:
         """``static at rate_rps 1 (overloaded): 0.900 req/s, p99 TTFT 60 s, ...``."""
-        told = [f"{number(row[self.metric]) if row[self.metric] > 0 else 'no'} req/s{self.within}{self._late(row)}"]
+        figures = [f"{number(row[self.metric]) if row[self.metric] > 0 else 'no'} req/s{self.within}{self._late(row)}"]
         times = (("median TTFT", "ttft_p50_s"), ("p99 TTFT", "ttft_p99_s"), ("median TPOT", "tpot_p50_s"))
-        told += [f"{words} {seconds(row[name])}" for words, name in times if not missing(row[name])]
-        return f"{row['policy']}{self._at(row)}{_queue(row)}: {', '.join([*told, *_price(row)])}"
+        figures += [f"{words} {seconds(row[name])}" for words, name in times if not missing(row[name])]
+        return f"{row['policy']}{self._at(row)}{_queue(row)}: {', '.join([*figures, *_price(row)])}"
 
     def _late(self, row: Any) -> str:
         """What a policy serves where the targets do not count, if that is more."""
@@ -184,15 +184,15 @@ class _Run:
         """From where to where a policy's latency goes over points of the same load."""
         own = self.table[self.table["policy"] == best["policy"]]
         worst = own.loc[ranked(own, self.metric)[-1]]
-        told = f"{best['policy']} {self._point(best, worst, brief=brief)}"
+        sentence = f"{best['policy']} {self._point(best, worst, brief=brief)}"
         if len(own) == 1:
-            return told
+            return sentence
         less = best["ttft_p99_s"] * SOONER < worst["ttft_p99_s"]
         if self.metric == "slo_attainment":
             less = less or float(best[self.metric]) - float(worst[self.metric]) > SAME
         if not less:
-            return f"{told} and much the same at the other points"
-        return f"{told} and {self._point(worst, best, brief=brief, verb=False)}"
+            return f"{sentence} and much the same at the other points"
+        return f"{sentence} and {self._point(worst, best, brief=brief, verb=False)}"
 
     def _point(self, row: Any, other: Any, *, brief: bool, verb: bool = True) -> str:
         """What is answered where, and beside which figures."""
@@ -236,7 +236,7 @@ class _Run:
             yield f"as memory runs out {listed(lost)}"
 
     def _first_loss(self, rows: pd.DataFrame, losing: pd.DataFrame) -> tuple[Any, str]:
-        """The first row of a policy that loses requests, and how it is told."""
+        """The first row of a policy that loses requests, and where that is, in words."""
         varied = [key for key in self.keys if rows[key].nunique() > 1]
         first = losing.iloc[0]
         if len(varied) != 1 or not _numeric(rows[varied[0]]):
