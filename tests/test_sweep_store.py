@@ -129,7 +129,9 @@ def test_a_calibrated_run_keeps_how_far_it_went_beyond(tmp_path):
     with opened(tmp_path / "tiny") as store:
         second = simulate(far, store=store)
     assert second.resumed == 2
-    assert [outcome.beyond for outcome in first.outcomes] == [outcome.beyond for outcome in second.outcomes]
+    assert [outcome.extrapolation for outcome in first.outcomes] == [
+        outcome.extrapolation for outcome in second.outcomes
+    ]
 
 
 def test_fresh_begins_anew(stopped):

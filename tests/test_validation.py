@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from servecast.against.device import compare
-from servecast.against.device import gates as plans
+from servecast.against.device import compare, gates
 from servecast.errors import InputError
 from servecast.executor import Affine
 from servecast.requests import Status
@@ -280,14 +279,14 @@ def test_a_file_that_is_no_validation_is_one_line(tmp_path, text, problem):
     file = tmp_path / "plan.yaml"
     file.write_text(text)
     with pytest.raises(InputError, match=problem) as raised:
-        plans.read(file)
+        gates.read(file)
     assert str(raised.value).startswith(str(file))
     assert "\n" not in str(raised.value)
 
 
 def test_a_missing_file_is_one_line(tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
-        plans.read(tmp_path / "none.yaml")
+        gates.read(tmp_path / "none.yaml")
 
 
 def edited(folder, **scenario):
@@ -339,9 +338,9 @@ def test_the_shipped_validation_is_a_scenario_with_gates():
     from servecast import resources
 
     path = resources.directory("scenarios") / "validation" / "cpu.yaml"
-    plan = plans.read(path)
+    plan = gates.read(path)
     assert plan.gate(0.3, "ttft_mean_s") == 0.10
     assert plan.gate("burst", "output_throughput_tps") == 0.08
     assert plan.gate(0.95, "ttft_mean_s") is None
-    assert plans.at_load(plan, path.parent, 2.0).workload.arrivals.kind == "poisson"
+    assert gates.at_load(plan, path.parent, 2.0).workload.arrivals.kind == "poisson"
     assert dataclasses.is_dataclass(runs.Executed)

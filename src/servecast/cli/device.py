@@ -121,7 +121,7 @@ def validate(
     from servecast.report.verdicts.validate import verdict
 
     try:
-        found = run(file, device, lambda made: _say(f"{made.made} of {made.total}: {made.last}"), seed)
+        found = run(file, device, lambda made: _say(f"{made.made} of {made.total}: {made.at_work}"), seed)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted before the first run had ended: there is nothing to tell yet") from None
     page = write_validation(found, out / found.name, wanted)

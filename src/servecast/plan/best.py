@@ -11,7 +11,7 @@ from servecast.errors import InputError
 from servecast.plan.answer import Change, Fleet, Option, dollars, falls_short, missed
 from servecast.plan.binding import binding
 from servecast.plan.capacity import fewest
-from servecast.plan.searching import capacities, seeds_of, serves, shortened, statistics, together
+from servecast.plan.searching import capacities, serves, shortened, statistics, together
 from servecast.plan.uncertainty import Estimate, draws, estimate
 from servecast.run.extrapolation import sentence
 from servecast.run.store import StoreError
@@ -52,11 +52,11 @@ class Examined(NamedTuple):
 
 def enough(configuration: Configuration, option: Option) -> Option:
     """The option with as many replicas as serve the target with more seeds too; refused where there may be no more."""
-    replicas, target = option.target_replicas, option.target
+    replicas = option.target_replicas
     assert replicas is not None
     while True:
-        found, seeds = _narrowed(configuration, replicas, target)
-        if serves(configuration, replicas, seeds, target):
+        found, seeds = _narrowed(configuration, replicas)
+        if serves(configuration, replicas, seeds):
             return replace(option, target_replicas=replicas, target_gpus=configuration.gpus(replicas))
         if (
             configuration.scenario.replicas is not None
@@ -73,7 +73,7 @@ def examined(configuration: Configuration, option: Option) -> Examined:
     """With more seeds where its interval is wide, with the profile's errors, what binds it, and what would help."""
     replicas, target = option.target_replicas, option.target
     assert replicas is not None and option.capacity is not None
-    found, seeds = _narrowed(configuration, replicas, target)
+    found, seeds = _narrowed(configuration, replicas)
     capacity = found._replace(drift=option.drift).capacity(option.drawn)
     drawn = drawn_of(configuration, target, seeds[0], replicas)
     # Where nothing but saturation ends it, what binds shows plainly beyond; there are no more users than requests.
@@ -88,8 +88,8 @@ def examined(configuration: Configuration, option: Option) -> Examined:
         fleet_capacity=capacity,
         saturation=saturation(configuration, seeds, replicas),
         unstable_above=capacity.value if found.unstable else None,
-        usd_per_hour=usd_per_hour(configuration, replicas),
-        at_target=statistics(configuration, target, replicas, seeds, drawn),
+        usd_per_hour=configuration.usd_per_hour(replicas),
+        at_target=statistics(configuration, replicas, seeds, drawn),
         binds=bound.name,
         binds_share=bound.share,
         tests=option.tests + found.tests,
@@ -118,7 +118,7 @@ def _holds(configuration: Configuration, best: Option, seeds: Sequence[int], dra
     target, replicas = best.target, best.replicas
 
     def capacity(count: int) -> Estimate | None:
-        found = together(configuration, count, seeds, target)
+        found = together(configuration, count, seeds)
         return found._replace(drift=best.drift).capacity(best.drawn) if found.by_seed else None
 
     def supported(count: int) -> bool:
@@ -127,7 +127,7 @@ def _holds(configuration: Configuration, best: Option, seeds: Sequence[int], dra
         told = capacity(count)
         if told is None or told.value < target or falls_short(told, target):
             return False
-        return not list(missed(statistics(configuration, target, count, seeds, drawn), configuration.goal.slo))
+        return not list(missed(statistics(configuration, count, seeds, drawn), configuration.goal.slo))
 
     short = falls_short(best.capacity, target) or bool(list(missed(best.at_target, configuration.goal.slo)))
     if not short or configuration.scenario.replicas is not None:
@@ -142,20 +142,20 @@ def _holds(configuration: Configuration, best: Option, seeds: Sequence[int], dra
     told = None if count is None else capacity(count)
     if count is None or told is None:
         return None
-    return Fleet(count, configuration.gpus(count), told, usd_per_hour(configuration, count))
+    return Fleet(count, configuration.gpus(count), told, configuration.usd_per_hour(count))
 
 
-def _narrowed(configuration: Configuration, replicas: int, target: float) -> tuple[Found, list[int]]:
+def _narrowed(configuration: Configuration, replicas: int) -> tuple[Found, list[int]]:
     """The highest loads with so many seeds that their interval is as narrow as asked, or with the most allowed."""
-    seeds = seeds_of(configuration, configuration.search.seeds)
-    found = together(configuration, replicas, seeds, target)
+    seeds = configuration.seeds()
+    found = together(configuration, replicas, seeds)
     while (
         1 < len(seeds) < configuration.search.most_seeds
         and found.by_seed
         and _half_width(estimate(found.by_seed)) > configuration.search.half_width
     ):
-        more = seeds_of(configuration, min(len(seeds) * 2, configuration.search.most_seeds))
-        wider = together(configuration, replicas, more, target)
+        more = configuration.seeds(min(len(seeds) * 2, configuration.search.most_seeds))
+        wider = together(configuration, replicas, more)
         if not wider.by_seed:  # a seed without any load says nothing of how high it is
             break
         found, seeds = wider, more
@@ -171,15 +171,6 @@ def saturation(configuration: Configuration, seeds: Sequence[int], replicas: int
     """The most that the replicas serve [requests/s], with its interval over seeds; None where nothing saturates."""
     each = [configuration.saturation(seed, replicas) for seed in seeds]
     return estimate(each) if all(map(math.isfinite, each)) else None
-
-
-def usd_per_hour(configuration: Configuration, replicas: int) -> float | None:
-    """Dollars an hour of all GPUs; None without a price."""
-    cost = configuration.scenario.cost
-    price = configuration.goal.usd_per_gpu_hour.get(
-        configuration.served.device.name, None if cost is None else cost.usd_per_gpu_hour
-    )
-    return None if price is None else price * configuration.gpus(replicas)
 
 
 def with_money(option: Option, configuration: Configuration, found: Found, seed: int) -> Option:
@@ -201,7 +192,7 @@ def with_money(option: Option, configuration: Configuration, found: Found, seed:
 
 def at_the_target(option: Option, configuration: Configuration, seeds: Sequence[int], replicas: int) -> Option:
     """The option with what a million tokens cost at the target, on the GPUs that serve it: the mean over seeds."""
-    usd = usd_per_hour(configuration, replicas)
+    usd = configuration.usd_per_hour(replicas)
     if usd is None:
         return option
     by_seed = []
@@ -222,7 +213,7 @@ def with_extrapolation(
     samples = [configuration.sample(at, seed, replicas) for at, seed in looked_at]
     shares = [float(value) for each in samples if (value := each.row["extrapolated_fraction"]) is not None]
     most = max([*shares, *([] if option.extrapolated is None else [option.extrapolated])], default=None)
-    told = [each.beyond for each in samples if each.beyond is not None]
+    told = [each.extrapolation for each in samples if each.extrapolation is not None]
     words = sentence(option.label, max(shares, default=0.0), told) if told else option.beyond
     return replace(option, extrapolated=most if option.calibrated else None, beyond=words)
 
@@ -288,7 +279,7 @@ def _changes(
     All with the first seed, in runs that are enough for a difference.
     """
     brief = shortened(configuration)
-    told = capacities(brief, best.replicas, seeds_of(brief, 1), start, [start])
+    told = capacities(brief, best.replicas, brief.seeds(1), start, [start])
     if not told.by_seed:
         return None, (), ()
     before = told.by_seed[0]
@@ -299,7 +290,7 @@ def _changes(
         try:
             scenario = check(with_changes(configuration.scenario.model_dump(mode="json"), changed), Path())
             other = replace(brief, label=label, scenario=scenario, replicas=best.replicas)
-            found = capacities(other, best.replicas, seeds_of(other, 1), before, [before])
+            found = capacities(other, best.replicas, other.seeds(1), before, [before])
         except StoreError:
             raise  # the disk, not the change
         except InputError as error:

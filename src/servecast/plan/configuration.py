@@ -123,6 +123,40 @@ class Configuration:
         scenario = self.scenario
         return scenario.slo is not None or any(tenant.slo is not None for tenant in scenario.workload.tenants or ())
 
+    @cached_property
+    def target(self) -> float:
+        """The load to be served.
+
+        Raises InputError for a rate that the workload does not count in.
+        """
+        load, rate_rps = self.load, self.goal.rate_rps
+        if rate_rps is None:
+            return load.own
+        if load.unit != "requests/s":
+            problem = f"{rate_rps:g}, but the load counts in {load.unit}: leave it out"
+            raise InputError("scenario.goal.rate_rps", problem)
+        return rate_rps
+
+    def seeds(self, count: int | None = None) -> list[int]:
+        """So many seeds, ``search.seeds`` by default; one where another would change nothing."""
+        first = self.scenario.workload.seed
+        return list(range(first, first + (count or self.search.seeds if self.load.drawn else 1)))
+
+    def usd_per_hour(self, replicas: int) -> float | None:
+        """Dollars an hour of all GPUs; None without a price."""
+        cost = self.scenario.cost
+        usual = None if cost is None else cost.usd_per_gpu_hour
+        price = self.goal.usd_per_gpu_hour.get(self.served.device.name, usual)
+        return None if price is None else price * self.gpus(replicas)
+
+    def ceiling(self, seed: int, replicas: int, draw: Draw | None = None) -> float:
+        """The highest load to try: beyond what a burst is served at none is stable; users are no more than requests."""
+        if self.load.whole:
+            requests = self.scenario.workload.requests
+            assert requests is not None, "the schema wants it of a closed loop"
+            return float(max(requests, self.requests or 0) * replicas)
+        return self.saturation(seed, replicas, draw)
+
     def saturation(self, seed: int, replicas: int, draw: Draw | None = None) -> float:
         """The most that the replicas serve [requests/s]: a burst's steady throughput; infinite where none can be sent.
 

@@ -24,21 +24,17 @@ from servecast.plan.best import (
     enough,
     examined,
     saturation,
-    usd_per_hour,
     with_extrapolation,
     with_money,
 )
 from servecast.plan.configuration import Configuration
 from servecast.plan.load import load_of
-from servecast.plan.prices import unused
 from servecast.plan.searching import (
     drawn_pairs,
     guessed,
     replicas_for,
-    seeds_of,
     settled,
     statistics,
-    target_of,
     together,
 )
 from servecast.plan.uncertainty import Estimate
@@ -48,7 +44,7 @@ from servecast.scenario.goals import Search
 from servecast.scenario.loading import grid
 from servecast.scenario.traffic import traffic
 from servecast.specs import catalogue
-from servecast.text import short_key
+from servecast.text import listed, short_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -89,7 +85,7 @@ def make_plan(
     chosen = _chosen(searched, options)
     if chosen is None:
         _finished(store, configurations)
-        notes = (*unused(goal, options), *_of_the_load(scenario))
+        notes = (*_unused_prices(goal, options), *_of_the_load(scenario))
         return Plan(scenario.name, dict(goal.slo), tuple(options), None, supported=False, notes=notes, resumed=resumed)
     configuration = _with_requests(searched[chosen], options[chosen])
     close = examined(configuration, options[chosen])
@@ -111,7 +107,7 @@ def make_plan(
         headroom=Estimate(*(None if end is None else end / best.target - 1 for end in best.capacity)),  # type: ignore[arg-type]
         break_even=found,
         changes=close.changes,
-        notes=(*unused(goal, options), *_of_the_load(scenario), *_notes(options), *close.notes),
+        notes=(*_unused_prices(goal, options), *_of_the_load(scenario), *_notes(options), *close.notes),
         holds=close.holds,
         cheapest="" if cheapest is None else options[cheapest].label,
         break_even_of="" if found is None else compared.label,
@@ -288,7 +284,7 @@ def survey(configuration: Configuration) -> Option:
     """What one configuration can do; the reason instead, where it cannot run at all."""
     scenario = configuration.scenario
     load = configuration.load
-    target = target_of(configuration)
+    target = configuration.target
     try:
         served = configuration.served
     except InputError as error:
@@ -301,10 +297,10 @@ def survey(configuration: Configuration) -> Option:
     option = Option(
         configuration.label, configuration.changed, served.device.name, served.cost.calibrated,
         served.tensor_parallel, load.unit, target, configuration.replicas,
-        usd_per_hour=usd_per_hour(configuration, configuration.replicas),
+        usd_per_hour=configuration.usd_per_hour(configuration.replicas),
     )  # fmt: skip
-    seeds = seeds_of(configuration, configuration.search.seeds)
-    configuration, found = settled(configuration, seeds, target)
+    seeds = configuration.seeds()
+    configuration, found = settled(configuration, seeds)
     option = replace(
         option,
         saturation=saturation(configuration, seeds, configuration.replicas),
@@ -329,7 +325,7 @@ def survey(configuration: Configuration) -> Option:
     )
     option = with_money(option, configuration, found, seeds[0])
     option = with_extrapolation(option, configuration, ((found.by_seed[0], seeds[0]),), configuration.replicas)
-    count = replicas_for(configuration, seeds, target, capacity.value)
+    count = replicas_for(configuration, seeds, capacity.value)
     if count is None:
         return replace(option, refused=_why_not(configuration, capacity, target, found))
     option = replace(option, target_replicas=count, target_gpus=count * served.tensor_parallel)
@@ -341,12 +337,12 @@ def _at_target(option: Option, configuration: Configuration) -> Option:
     count = option.target_replicas
     if count is None:
         return option
-    seeds = seeds_of(configuration, configuration.search.seeds)
-    found = together(configuration, count, seeds, option.target)
+    seeds = configuration.seeds()
+    found = together(configuration, count, seeds)
     option = replace(
         option,
         fleet_capacity=found._replace(drift=option.drift).capacity(option.drawn) if found.by_seed else None,
-        at_target=statistics(configuration, option.target, count, seeds),
+        at_target=statistics(configuration, count, seeds),
     )
     option = at_the_target(option, configuration, seeds, count)
     return with_extrapolation(option, configuration, ((option.target, seeds[0]),), count)
@@ -357,7 +353,7 @@ def _why_not(configuration: Configuration, capacity: Estimate, target: float, fo
     beyond = f"{found.why} above {capacity.value:.4g} {load.unit}"
     if configuration.scenario.replicas is not None:
         return f"{beyond}, target {target:.4g}"
-    _, most = guessed(configuration, target, capacity.value)
+    _, most = guessed(configuration, capacity.value)
     gpus = configuration.gpus(most) if most else configuration.search.most_gpus
     return f"more than {gpus} GPU{'s' if gpus > 1 else ''}: {beyond} on one replica"
 
@@ -386,6 +382,16 @@ def _against_api(option: Option, goal: Goal) -> BreakEven | None:
     return found._replace(
         load=load, utilisation_low=low, utilisation_high=high, api_usd_per_hour=usd * sent / found.load
     )
+
+
+def _unused_prices(goal: Goal, options: Sequence[Option]) -> tuple[str, ...]:
+    """The note on prices of devices that no option is on; none where each has its use."""
+    devices = list(dict.fromkeys(option.device for option in options))
+    idle = [name for name in goal.usd_per_gpu_hour if name not in devices]
+    if not idle:
+        return ()
+    its, is_ = ("its price", "is") if len(idle) == 1 else ("their prices", "are")
+    return (f"No option is on {listed(idle)}: {its} {is_} not used. The options are on {listed(devices)}.",)
 
 
 def _of_the_load(scenario: Scenario) -> tuple[str, ...]:

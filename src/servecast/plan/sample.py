@@ -18,7 +18,7 @@ from servecast.cost.model import step_kind
 from servecast.metrics.log import mean_shapes
 from servecast.plan.answer import Tokens
 from servecast.requests import Status
-from servecast.run.extrapolation import Beyond, farthest
+from servecast.run.extrapolation import Extrapolation, farthest
 
 if TYPE_CHECKING:
     from servecast.engine import Run
@@ -50,7 +50,7 @@ class Sample:
     busy : share of the busy seconds in each kind of step
     kept_out : what kept requests waiting: seats, KV blocks, the token budget
     queued : share of waiting in the tail of TTFT and of E2E
-    beyond : how far its steps lay outside the measured ones; None inside, and for a datasheet
+    extrapolation : how far its steps lay outside the measured ones; None inside, and for a datasheet
     """
 
     row: dict[str, Value]
@@ -61,7 +61,7 @@ class Sample:
     busy: dict[str, float]
     kept_out: dict[str, Share]
     queued: dict[str, float]
-    beyond: Beyond | None = None
+    extrapolation: Extrapolation | None = None
 
     @property
     def good_share(self) -> float | None:
@@ -81,11 +81,8 @@ class Sample:
         """The sample of such data."""
         tokens = None if data["tokens"] is None else Tokens(*data["tokens"])
         kept_out = {name: Share(*share) for name, share in data["kept_out"].items()}
-        beyond = None
-        if data["beyond"] is not None:
-            factors, kinds, physics = data["beyond"]
-            beyond = Beyond(factors, tuple(kinds), physics)
-        return cls(**{**data, "tokens": tokens, "kept_out": kept_out, "beyond": beyond})
+        extrapolation = Extrapolation.of(data["extrapolation"])
+        return cls(**{**data, "tokens": tokens, "kept_out": kept_out, "extrapolation": extrapolation})
 
 
 def sample(run: Run, row: dict[str, Value], hardware: Hardware, policy: Policy) -> Sample:

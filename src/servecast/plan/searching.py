@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from servecast.errors import InputError
 from servecast.plan.binding import Why, known, refusal
 from servecast.plan.capacity import fewest, highest_load
 from servecast.plan.uncertainty import estimate
@@ -96,7 +95,7 @@ def capacities(
             return refused[at] is None
 
         near = bool(by_seed) or place < len(around)
-        most = ceiling(configuration, seed, replicas)
+        most = configuration.ceiling(seed, replicas)
         bracket = highest_load(
             meets,
             around[place] if place < len(around) else by_seed[0] if by_seed else start,
@@ -117,10 +116,10 @@ def capacities(
     return Found(by_seed, reason, failing, capped, tests, 0.0 if exact or capped else configuration.search.tolerance)
 
 
-def settled(configuration: Configuration, seeds: Sequence[int], start: float) -> tuple[Configuration, Found]:
+def settled(configuration: Configuration, seeds: Sequence[int]) -> tuple[Configuration, Found]:
     """The highest loads in runs that are long enough for them, and the configuration that makes runs so long."""
     load, replicas = configuration.load, configuration.replicas
-    found = capacities(configuration, replicas, seeds, start)
+    found = capacities(configuration, replicas, seeds, configuration.target)
     own = configuration.scenario.workload.requests
     if not load.made or not found.by_seed or own is None or configuration.search.most_requests <= own:
         return configuration, found
@@ -149,12 +148,13 @@ def _longer(
     return longer, capacities(longer, longer.replicas, seeds, found.mean, found.by_seed)
 
 
-def together(configuration: Configuration, replicas: int, seeds: Sequence[int], target: float) -> Found:
+def together(configuration: Configuration, replicas: int, seeds: Sequence[int]) -> Found:
     """The highest loads of so many replicas as one system; a target that a seed meets is in its own."""
+    target = configuration.target
     found = capacities(configuration, replicas, seeds, target, [target])
 
     def met(seed: int) -> bool:
-        most = ceiling(configuration, seed, replicas)
+        most = configuration.ceiling(seed, replicas)
         return target <= most and configuration.test(target, seed, replicas) is None
 
     pairs = zip(found.by_seed, seeds, strict=False)  # none where one of them meets the goal at no load
@@ -198,82 +198,51 @@ def capacity_drawn(configuration: Configuration, replicas: int, seed: int, start
         tolerance=configuration.search.tolerance,
         step=AT,
         floor=start * EMPTY,
-        ceiling=ceiling(configuration, seed, replicas, draw),
+        ceiling=configuration.ceiling(seed, replicas, draw),
         whole=load.whole,
     )
     return bracket.low or 0.0
 
 
-def ceiling(configuration: Configuration, seed: int, replicas: int, draw: Draw | None = None) -> float:
-    """Beyond what a burst is served at, no load is stable; there are no more users than requests."""
-    load = configuration.load
-    if load.whole:
-        requests = configuration.scenario.workload.requests
-        assert requests is not None, "the schema wants it of a closed loop"
-        return float(max(requests, configuration.requests or 0) * replicas)
-    return configuration.saturation(seed, replicas, draw)
-
-
-def target_of(configuration: Configuration) -> float:
-    """The load to be served.
-
-    Raises InputError for a rate that the workload does not count in.
-    """
-    load = configuration.load
-    rate_rps = configuration.goal.rate_rps
-    if rate_rps is None:
-        return load.own
-    if load.unit != "requests/s":
-        problem = f"{rate_rps:g}, but the load counts in {load.unit}: leave it out"
-        raise InputError("scenario.goal.rate_rps", problem)
-    return rate_rps
-
-
-def seeds_of(configuration: Configuration, count: int) -> list[int]:
-    """So many seeds; one where another would change nothing."""
-    first = configuration.scenario.workload.seed
-    load = configuration.load
-    return list(range(first, first + (count if load.drawn else 1)))
-
-
-def replicas_for(configuration: Configuration, seeds: Sequence[int], target: float, capacity: float) -> int | None:
+def replicas_for(configuration: Configuration, seeds: Sequence[int], capacity: float) -> int | None:
     """The fewest replicas that serve the target, simulated as one system; those given, where they are given."""
 
     def serve(count: int) -> bool:
-        return serves(configuration, count, seeds, target)
+        return serves(configuration, count, seeds)
 
     fixed = configuration.scenario.replicas
     if fixed is not None:
         return fixed if configuration.gpus(fixed) <= configuration.search.most_gpus and serve(fixed) else None
-    guess, most = guessed(configuration, target, capacity)
+    guess, most = guessed(configuration, capacity)
     # Sharing a router they may carry more than each for itself, within a latency, but hardly more work.
-    if most < 1 or ceiling(configuration, seeds[0], 1) * most * _POOLED < target:
+    if most < 1 or configuration.ceiling(seeds[0], 1) * most * _POOLED < configuration.target:
         return None
     return fewest(serve, min(guess, most), most)
 
 
-def serves(configuration: Configuration, replicas: int, seeds: Sequence[int], target: float) -> bool:
+def serves(configuration: Configuration, replicas: int, seeds: Sequence[int]) -> bool:
     """Whether so many replicas together meet the goal at the target, and their highest load reaches it."""
+    target = configuration.target
     refused = [configuration.test(target, seed, replicas) for seed in seeds]
     if any(each is not None and each.why is Why.UNSTABLE for each in refused):
         return False
-    if _mean_refused(configuration, replicas, seeds, target):
+    if _mean_refused(configuration, replicas, seeds):
         return False
-    most = [ceiling(configuration, seed, replicas) for seed in seeds]
+    most = [configuration.ceiling(seed, replicas) for seed in seeds]
     if target <= min(most) and not any(refused):
         return True  # each seed's highest load is at least the target
-    return together(configuration, replicas, seeds, target).mean * _EQUAL >= target
+    return together(configuration, replicas, seeds).mean * _EQUAL >= target
 
 
-def guessed(configuration: Configuration, target: float, capacity: float) -> tuple[int, int]:
+def guessed(configuration: Configuration, capacity: float) -> tuple[int, int]:
     """Replicas for the target if they did not share it, and the most to try: where twice as many fail, more do."""
-    guess = max(1, math.ceil(target / capacity * (1 - configuration.search.tolerance)))
+    guess = max(1, math.ceil(configuration.target / capacity * (1 - configuration.search.tolerance)))
     return guess, min(max(2 * guess, guess + 2), configuration.search.most_gpus // configuration.served.tensor_parallel)
 
 
-def _mean_refused(configuration: Configuration, replicas: int, seeds: Sequence[int], target: float) -> bool:
+def _mean_refused(configuration: Configuration, replicas: int, seeds: Sequence[int]) -> bool:
     """Whether some seed loses requests, or the mean over seeds misses a target."""
-    rows = [configuration.sample(target, seed, replicas).row for seed in seeds]
+    rows = [configuration.sample(configuration.target, seed, replicas).row for seed in seeds]
     row = dict(rows[0])
     for name in ("oom_failed", "rejected"):
         row[name] = max(int(each[name] or 0) for each in rows)
@@ -284,10 +253,11 @@ def _mean_refused(configuration: Configuration, replicas: int, seeds: Sequence[i
 
 
 def statistics(
-    configuration: Configuration, target: float, replicas: int, seeds: Sequence[int],
+    configuration: Configuration, replicas: int, seeds: Sequence[int],
     drawn: Sequence[Draw] = (),
 ) -> dict[str, Estimate]:  # fmt: skip
     """Every statistic of the goal at the target, and the goodput. A time has no bound where a draw is unstable."""
+    target = configuration.target
     names = dict.fromkeys([*configuration.goal.slo, *(["goodput_rps"] if configuration.judges else [])])
 
     def of(seed: int, draw: Draw | None = None) -> dict[str, float | None]:
@@ -303,7 +273,7 @@ def statistics(
         here, there = of(seed), of(seed, draw)
         refused = configuration.test(target, seed, replicas, draw)
         unstable = refused is not None and refused.why is Why.UNSTABLE
-        unstable = unstable or target > ceiling(configuration, seed, replicas, draw)
+        unstable = unstable or target > configuration.ceiling(seed, replicas, draw)
         for name in names:
             with_profile, with_draw = here[name], there[name]
             if with_profile is not None and with_draw is not None:

@@ -41,7 +41,7 @@ def write(validation: Validation, folder: Path, figures: Sequence[str] = ()) -> 
             )  # fmt: skip
     facts = {key: validation.facts[key] for key in ("identity", "machine", "noise", "drift", "references_s")}
     facts |= {"date": datetime.now(UTC).date().isoformat(), "device": validation.device, "ranking": validation.ranking}
-    facts |= {"plan": validation.plan.model_dump(mode="json"), "interrupted": validation.interrupted}
+    facts |= {"plan": validation.file.model_dump(mode="json"), "interrupted": validation.interrupted}
     (folder / "validation.json").write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     write_figures(folder, validation_charts(validation.cases), figures)
     page = folder / "report.html"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -39,7 +39,7 @@ UNSEEN = {
 NAMED = 3  # ways to be larger in a sentence, the farthest first
 
 
-class Beyond(NamedTuple):
+class Extrapolation(NamedTuple):
     """The farthest that steps of a run lay outside the measured ones.
 
     factors : the largest value over its bound, of each field that went above it
@@ -50,6 +50,11 @@ class Beyond(NamedTuple):
     factors: Mapping[str, float]
     kinds: tuple[str, ...]
     physics: bool
+
+    @classmethod
+    def of(cls, data: Sequence[Any] | None) -> Extrapolation | None:
+        """The one of such data, as JSON has it."""
+        return None if data is None else cls(data[0], tuple(data[1]), data[2])
 
     @property
     def field(self) -> str:
@@ -67,7 +72,7 @@ class Beyond(NamedTuple):
         return bool(self.kinds)
 
 
-def farthest(run: Run, cost: CostModel | StepCost) -> Beyond | None:
+def farthest(run: Run, cost: CostModel | StepCost) -> Extrapolation | None:
     """How far a run went outside the calibrated domain; None inside it, and for a datasheet."""
     if not isinstance(cost, (FittedCost, TabulatedCost)):
         return None
@@ -87,32 +92,32 @@ def farthest(run: Run, cost: CostModel | StepCost) -> Beyond | None:
                 factor = (float(np.asarray(getattr(shapes, name))[rows].max()) + 1) / (bound + 1)
                 if factor > factors.get(name, 1.0):
                     factors[name] = factor
-    return Beyond(factors, tuple(kinds), isinstance(cost, FittedCost)) if factors or kinds else None
+    return Extrapolation(factors, tuple(kinds), isinstance(cost, FittedCost)) if factors or kinds else None
 
 
 def sentences(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """One sentence for each policy priced beyond the measurements: the largest share and factors of its runs."""
     for policy in dict.fromkeys(outcome.policy for outcome in outcomes):
         runs = [outcome for outcome in outcomes if outcome.policy == policy]
-        told = [outcome.beyond for outcome in runs if outcome.beyond is not None]
-        if not told:
+        found = [outcome.extrapolation for outcome in runs if outcome.extrapolation is not None]
+        if not found:
             continue
-        yield sentence(policy, max(outcome.row["extrapolated_fraction"] or 0.0 for outcome in runs), told)
+        yield sentence(policy, max(outcome.row["extrapolated_fraction"] or 0.0 for outcome in runs), found)
 
 
-def sentence(name: str, most: float, told: Sequence[Beyond]) -> str:
+def sentence(name: str, most: float, found: Sequence[Extrapolation]) -> str:
     """How far some runs went beyond the measurements, and for which share of their busy time at most."""
-    return f"Extrapolated: {name}, up to {share(most)} of its busy time: {_what(told)}."
+    return f"Extrapolated: {name}, up to {share(most)} of its busy time: {_what(found)}."
 
 
-def _what(told: Sequence[Beyond]) -> str:
+def _what(found: Sequence[Extrapolation]) -> str:
     factors: dict[str, float] = {}
-    for beyond in told:
-        for name, factor in beyond.factors.items():
+    for each in found:
+        for name, factor in each.factors.items():
             factors[LARGER[name]] = max(factor, factors.get(LARGER[name], 1.0))
     farthest_first = sorted(factors, key=factors.__getitem__, reverse=True)[:NAMED]
     larger = [f"{words} ({number(factors[words], 2)} times)" for words in farthest_first]
-    unseen = [UNSEEN[kind] for kind in dict.fromkeys(kind for beyond in told for kind in beyond.kinds)]
+    unseen = [UNSEEN[kind] for kind in dict.fromkeys(kind for each in found for kind in each.kinds)]
     parts = [f"{listed(larger)} than were measured"] if larger else []
     parts += [f"{listed(unseen)}, which were not measured at all"] if unseen else []
-    return f"{', and '.join(parts)}: priced by {'physics' if told[0].physics else 'carrying the measured tables on'}"
+    return f"{', and '.join(parts)}: priced by {'physics' if found[0].physics else 'carrying the measured tables on'}"

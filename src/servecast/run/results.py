@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servecast.metrics import Hardware, decisions_frame, oom_frame, requests_frame
-from servecast.run.extrapolation import Beyond
+from servecast.run.extrapolation import Extrapolation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -47,14 +47,14 @@ class Made(NamedTuple):
     """What a run gave, without what its scenario says already: this is what workers send and the store keeps.
 
     row : of the summary
-    beyond : how far it went outside what was measured
+    extrapolation : how far it went outside what was measured
     prompts_failed : memory ran out in a step that computed a closed batch's prompts
     tenants : rows of `servecast.metrics.by_tenant`; none where the workload names no tenant
     run : its requests and decisions; None where they are not kept
     """
 
     row: dict[str, Any]
-    beyond: Beyond | None
+    extrapolation: Extrapolation | None
     notes: tuple[str, ...]
     prompts_failed: bool
     tenants: tuple[dict[str, Any], ...]
@@ -64,16 +64,13 @@ class Made(NamedTuple):
         """Plain data of all but the tables."""
         data = self._asdict()
         del data["run"]
-        return {**data, "beyond": None if self.beyond is None else self.beyond._asdict()}
+        return data
 
     @classmethod
     def of(cls, data: dict[str, Any], run: Run | None = None) -> Made:
         """What such data are of."""
-        beyond = (
-            None if data["beyond"] is None else Beyond(**{**data["beyond"], "kinds": tuple(data["beyond"]["kinds"])})
-        )
         lists = {name: tuple(data[name]) for name in ("notes", "tenants")}
-        return cls(**{**data, **lists, "beyond": beyond, "run": run})
+        return cls(**{**data, **lists, "extrapolation": Extrapolation.of(data["extrapolation"]), "run": run})
 
 
 class Outcome(NamedTuple):
@@ -83,7 +80,7 @@ class Outcome(NamedTuple):
     point : label of the sweep point ("" without a sweep)
     swept : value by swept key path, None where the key is one that this policy does not have
     run : its requests and decisions; None where a sweep has too many to hold
-    row, beyond, notes, prompts_failed, tenants : as in `Made`
+    row, extrapolation, notes, prompts_failed, tenants : as in `Made`
     """
 
     policy: str
@@ -95,7 +92,7 @@ class Outcome(NamedTuple):
     row: dict[str, Any]
     memory: MemoryBudget
     hardware: Hardware
-    beyond: Beyond | None = None
+    extrapolation: Extrapolation | None = None
     notes: tuple[str, ...] = ()
     prompts_failed: bool = False
     tenants: tuple[dict[str, Any], ...] = ()

@@ -257,7 +257,7 @@ class Sweep:
         row = {**made.row, "policy": task.policy}
         return Outcome(
             task.policy, scenario.policies[at].kind, label, swept, seed, made.run, row, system.memory, system.hardware,
-            made.beyond, made.notes, made.prompts_failed, made.tenants,
+            made.extrapolation, made.notes, made.prompts_failed, made.tenants,
         )  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 """How wrong the forecast is: the same requests and policies, executed on a device and simulated, compared.
 
-`plan` reads the file that names scenario, loads and gates; `runs` executes and simulates; `compare` turns both into
+`gates` reads the file that names scenario, loads and gates; `runs` executes and simulates; `compare` turns both into
 errors beside the noise of the device, and verdicts; `figures` overlays them; `write` puts it all into a folder.
 """

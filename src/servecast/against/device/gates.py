@@ -56,7 +56,7 @@ class Gate(_Section):
         return metrics
 
 
-class Plan(_Section):
+class ValidationFile(_Section):
     """What to execute and simulate, and what would be good enough."""
 
     scenario: dict[str, Any]
@@ -69,7 +69,7 @@ class Plan(_Section):
     tries: Annotated[int, Field(ge=1, strict=True)] = 3
 
     @model_validator(mode="after")
-    def _of_what_runs(self) -> Plan:
+    def _of_what_runs(self) -> ValidationFile:
         """Gates and bands are of loads that are run; each load is run once."""
         if not self.loads and not self.burst:
             raise ValueError("loads is empty and burst is false: nothing would be run")
@@ -93,7 +93,7 @@ class Plan(_Section):
         return None
 
 
-def read(path: Path) -> Plan:
+def read(path: Path) -> ValidationFile:
     """Read and check the file of a validation.
 
     Raises InputError with the file and the key of what is wrong.
@@ -107,7 +107,7 @@ def read(path: Path) -> Plan:
     if not isinstance(data, dict) or "scenario" not in data:
         raise InputError(str(path), "has no key 'scenario': a validation holds scenario, loads and gates")
     try:
-        return Plan.model_validate(data)
+        return ValidationFile.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
@@ -116,13 +116,13 @@ def read(path: Path) -> Plan:
         raise InputError(f"{path}: {key}", f"{first['input']!r}: {first['msg'].lower()}") from None
 
 
-def at_load(plan: Plan, folder: Path, rate_rps: float | None) -> Scenario:
+def at_load(file: ValidationFile, folder: Path, rate_rps: float | None) -> Scenario:
     """The scenario with Poisson arrivals at a rate, or as a burst where that is None.
 
     Raises InputError where the scenario is none, sweeps, or names no measured profile.
     """
     arrivals = {"kind": "burst"} if rate_rps is None else {"kind": "poisson", "rate_rps": rate_rps}
-    data = scenarios.changed(plan.scenario, {"workload.arrivals": arrivals})
+    data = scenarios.changed(file.scenario, {"workload.arrivals": arrivals})
     checked = scenarios.check(data, folder)
     if checked.profile is None:
         raise InputError("scenario.profile", "is missing: a validation compares a measured profile with its device")

@@ -16,29 +16,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from servecast.against.device import compare, speed
-from servecast.against.device import gates as plans
+from servecast.against.device import compare, gates, speed
 from servecast.against.device.runs import Bench, Executed, facts_of
 from servecast.errors import InputError
 from servecast.metrics import latencies
+from servecast.run.sweep import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from servecast.against.device.gates import Plan
+    from servecast.against.device.gates import ValidationFile
     from servecast.engine import Run
     from servecast.scenario import Scenario
 
 EXECUTIONS = 2
-
-
-class Progress(NamedTuple):
-    """How far a validation is: runs executed, in all, and what was just done."""
-
-    made: int
-    total: int
-    last: str
 
 
 @dataclass(frozen=True)
@@ -68,7 +60,7 @@ class Case:
 class Validation:
     """All cases, the step errors, and the ranking of the policies in a burst. ``planned``: executions, of all cases."""
 
-    plan: Plan
+    file: ValidationFile
     name: str
     device: str
     facts: dict[str, Any]
@@ -90,38 +82,38 @@ def validate(
 
     Interrupted, it keeps the cases it has. Raises InputError for a file, profile or device that does not do.
     """
-    plan = plans.read(path)
+    file = gates.read(path)
     if seed is not None:
-        plan.scenario.setdefault("workload", {})["seed"] = seed
+        file.scenario.setdefault("workload", {})["seed"] = seed
     folder = path.parent
-    burst = plans.at_load(plan, folder, None)
+    burst = gates.at_load(file, folder, None)
     facts = facts_of(str(burst.profile))
     bench = Bench(burst, device, facts)
     labels = burst.labels()
     saturation = [_saturation(bench, burst, at) for at in range(len(labels))]
     held_out = bench.held_out()
-    loads: list[float | str] = [*([plans.BURST] if plan.burst else []), *plan.loads]
+    loads: list[float | str] = [*([gates.BURST] if file.burst else []), *file.loads]
     wanted = []
     for load in loads:
         for at, label in enumerate(labels):
-            rate = None if load == plans.BURST else float(load) * saturation[at]
-            wanted.append(_Setting(at, label, load, rate, plans.at_load(plan, folder, rate)))
+            rate = None if load == gates.BURST else float(load) * saturation[at]
+            wanted.append(_Setting(at, label, load, rate, gates.at_load(file, folder, rate)))
     executed: list[list[Executed]] = [[] for _ in wanted]
     interrupted = False
     try:
         for number in range(EXECUTIONS * len(wanted)):
             begun = time.monotonic()
             setting, runs = wanted[number % len(wanted)], executed[number % len(wanted)]
-            runs.append(_execute(plan, bench, setting))
+            runs.append(_execute(file, bench, setting))
             took = time.monotonic() - begun
             progress(Progress(number + 1, EXECUTIONS * len(wanted), f"{setting.label} at {setting.load}: {took:.0f} s"))
     except KeyboardInterrupt:
         if not executed[0]:
             raise
         interrupted = True
-    cases = tuple(_case(plan, bench, setting, runs) for setting, runs in zip(wanted, executed, strict=True) if runs)
+    cases = tuple(_case(file, bench, setting, runs) for setting, runs in zip(wanted, executed, strict=True) if runs)
     return Validation(
-        plan, burst.name, device, facts, held_out, cases, _ranking(cases), interrupted, EXECUTIONS * len(wanted)
+        file, burst.name, device, facts, held_out, cases, _ranking(cases), interrupted, EXECUTIONS * len(wanted)
     )
 
 
@@ -143,24 +135,24 @@ class _Setting(NamedTuple):
     scenario: Scenario
 
 
-def _execute(plan: Plan, bench: Bench, setting: _Setting) -> Executed:
+def _execute(file: ValidationFile, bench: Bench, setting: _Setting) -> Executed:
     """The run on the device; of runs on a device that has drifted, each tried again, the one least off."""
     best: Executed | None = None
-    for number in range(1, plan.tries + 1):
+    for number in range(1, file.tries + 1):
         again = bench.execute(setting.scenario, setting.at)
         if best is None or abs(again.drift) < abs(best.drift):
             best = again
         best = replace(best, tries=number)
-        if abs(again.drift) <= plan.drift:
+        if abs(again.drift) <= file.drift:
             break
     assert best is not None
     return best
 
 
-def _case(plan: Plan, bench: Bench, setting: _Setting, executed: Sequence[Executed]) -> Case:
+def _case(file: ValidationFile, bench: Bench, setting: _Setting, executed: Sequence[Executed]) -> Case:
     at, label, load, rate, scenario = setting
     drift = max((run.drift for run in executed), key=abs)
-    conclusive = abs(drift) <= plan.drift
+    conclusive = abs(drift) <= file.drift
     seed = scenario.workload.seed
     simulated = bench.simulate(scenario, at)
     first = executed[0].run
@@ -177,7 +169,7 @@ def _case(plan: Plan, bench: Bench, setting: _Setting, executed: Sequence[Execut
             name,
             found[name],
             [m[name] for m in measured],
-            plan.gate(load, name),
+            file.gate(load, name),
             conclusive,
             knowing=[k[name] for k in knowing],
         )
@@ -190,7 +182,7 @@ def _case(plan: Plan, bench: Bench, setting: _Setting, executed: Sequence[Execut
         simulated=simulated,
         executed=tuple(executed),
         comparisons=tuple(c for c in comparisons if c is not None),
-        band=_band(plan, bench, scenario, at, load, fast, measured, found),
+        band=_band(file, bench, scenario, at, load, fast, measured, found),
         same_batches=compare.same_batches(bench.cost, first),
         per_request=compare.per_request(simulated, first),
         regime=(ours["regime"], theirs[0]["regime"]),
@@ -201,7 +193,7 @@ def _case(plan: Plan, bench: Bench, setting: _Setting, executed: Sequence[Execut
 
 
 def _band(
-    plan: Plan,
+    file: ValidationFile,
     bench: Bench,
     scenario: Scenario,
     at: int,
@@ -211,10 +203,10 @@ def _band(
     found: dict[str, float | None],
 ) -> dict[str, tuple[float, float, bool]]:
     """Each metric's simulated range over the step times of the band, and whether the executed mean lies in it."""
-    if load not in plan.band_loads:
+    if load not in file.band_loads:
         return {}
     ends = []
-    for scale in plan.band:
+    for scale in file.band:
         run = bench.simulate(scenario, at, scale)
         ends.append(compare.metrics(bench.summary(run, "", 0), run, fast))
     band = {}
@@ -228,7 +220,7 @@ def _band(
 
 def _ranking(cases: Sequence[Case]) -> dict[str, dict[str, float]]:
     """Output throughput of each policy in the burst, executed and simulated, as a share of the best one's."""
-    burst = {case.policy: case for case in cases if case.load == plans.BURST}
+    burst = {case.policy: case for case in cases if case.load == gates.BURST}
     rates: dict[str, dict[str, float]] = {"executed": {}, "simulated": {}}
     for policy, case in burst.items():
         for c in case.comparisons:
