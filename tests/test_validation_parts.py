@@ -311,14 +311,13 @@ PLANNED = SimpleNamespace(
 @pytest.mark.parametrize("policy", [Static(4, 0.01), Padded(4, 0.01)])
 def test_batches_that_fill_the_memory_exactly_cannot_outgrow_it(policy):
     pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
-    padded = policy.kind == "padded"
     model = SimpleNamespace(device=SimpleNamespace(type="cuda"))
-    assert execute._limit(model, policy, padded, 99, PLANNED) is None
-    assert execute._limit(model, policy, padded, 100, PLANNED) is None
+    assert execute._limit(model, policy, 99, PLANNED) is None
+    assert execute._limit(model, policy, 100, PLANNED) is None
     with pytest.raises(InputError, match=r"batches of 4 rows can outgrow the memory, .* engine.kv_blocks >= 101"):
-        execute._limit(model, policy, padded, 101, PLANNED)
+        execute._limit(model, policy, 101, PLANNED)
     # Whom the memory preempts it does not crash.
-    assert execute._limit(model, Continuous(4, 64), padded, 101, PLANNED) is None
+    assert execute._limit(model, Continuous(4, 64), 101, PLANNED) is None
 
 
 def test_the_limit_of_batches_that_can_outgrow_the_memory(monkeypatch):
@@ -328,5 +327,5 @@ def test_the_limit_of_batches_that_can_outgrow_the_memory(monkeypatch):
     monkeypatch.setattr(limits, "give_back_freed_memory", lambda: None)  # nothing is taken here
     model = SimpleNamespace(device=SimpleNamespace(type="cpu"))
     for policy, block in ((Static(4, 0.01), 16), (Padded(4, 0.01), 1)):
-        limit = execute._limit(model, policy, policy.kind == "padded", 101, PLANNED)
+        limit = execute._limit(model, policy, 101, PLANNED)
         assert (limit.budget, limit.cache_bytes, limit.block_size) == (int(5e8), 100 * 4096, block)
