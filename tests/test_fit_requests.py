@@ -90,7 +90,9 @@ class TestFit:
         assert re.match(
             r"coarse: fitted to the times of 400 requests, no step was measured; \d+ of them", profile.notes[0]
         )
-        assert re.search(r"halves of their 90 % intervals: token_s \d+%, row_s \d+%, step_s \d+%$", profile.notes[1])
+        assert re.search(
+            r"half of each 90 % interval, of its value: token_s \d+%, row_s \d+%, step_s \d+%$", profile.notes[1]
+        )
         assert "pinned, not fitted: weight_read_s, pair_s, context_s and the knee" in profile.notes[2]
 
     def test_it_is_a_profile_like_any_other(self, profile, tmp_path):

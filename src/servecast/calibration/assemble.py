@@ -190,13 +190,9 @@ def _domain(parts: Parts) -> dict[StepKind, dict[str, tuple[float, float]]]:
     decode = {"decode_rows": rows, "decode_context": context}
     prefill = {
         "prefill_tokens": (1.0, float(parts.most_tokens)),
-        "prefill_pairs": (1.0, max(_pairs(parts))),
+        "prefill_pairs": (1.0, max(outer * inner for outer, inner, _ in parts.prefill)),
     }
     return {"decode": decode, "mixed": {**prefill, **decode}, "prefill": prefill}
-
-
-def _pairs(parts: Parts) -> list[float]:
-    return [outer * inner for outer, inner, _ in parts.prefill]  # tokens times pairs per token, whichever is the outer
 
 
 def _composition(profile: TabulatedProfile, parts: Parts) -> dict[str, Composition]:

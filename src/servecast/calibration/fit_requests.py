@@ -155,10 +155,10 @@ def _notes(line: _Timeline, coefficients: Mapping[str, Coefficient], offset_s: f
     decoding, alone = int((line.steps > 0).sum()), int(line.alone.sum())
     yield (
         f"coarse: fitted to the times of {len(line.prompt):,} requests, no step was measured; {decoding:,} of them "
-        f"decode, and {alone:,} waited for nobody, which alone tell the time to first token"
+        f"decode, and only the {alone:,} that waited for nobody say what a first token takes"
     )
     known = ", ".join(f"{name} {_half_width(coefficients[name])}" for name in _FITTED)
-    yield f"three numbers and the client's way are fitted; halves of their 90 % intervals: {known}"
+    yield f"three numbers and the client's way are fitted; half of each 90 % interval, of its value: {known}"
     pinned = ", ".join(name for name in COEFFICIENTS if name not in _FITTED)
     bandwidth, knee = (f"{low:g} to {high:g}" for low, high in (BANDWIDTH_RANGE, SHARPNESS_RANGE))
     yield (

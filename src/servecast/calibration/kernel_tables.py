@@ -105,7 +105,13 @@ def read(folder: Path, model: ModelSpec, device: DeviceSpec, tensor_parallel: in
     return Parts(
         terms=tuple(terms),
         decode=decode,
-        prefill=[*((outer, 0.0, min(launch, _least(fresh, outer))) for outer in floors), *fresh],
+        prefill=[
+            *(
+                (outer, 0.0, min(launch, *(seconds for position, _, seconds in fresh if position == outer)))
+                for outer in floors
+            ),
+            *fresh,
+        ],
         prefill_by="pairs_per_token",
         mixed=_beside_prompts(decode, model, device, tensor_parallel),
         mixed_tile_s=0.0,
@@ -288,10 +294,6 @@ def _beside_prompts(decode: Points, model: ModelSpec, device: DeviceSpec, tensor
         model.kv_bytes_per_token(tensor_parallel=tensor_parallel) / device.bandwidth_Bps * max(1.0, REREAD * share)
     )
     return [(rows, context, max(seconds, rows * context * token_s)) for rows, context, seconds in decode]
-
-
-def _least(points: Points, outer: float) -> float:
-    return min(seconds for position, _, seconds in points if position == outer)
 
 
 def _notes(terms: list[Term], tensor_parallel: int) -> list[str]:

@@ -99,19 +99,6 @@ def require_dense(model: ModelSpec) -> None:
         )
 
 
-def _memory_bound(
-    name: str,
-    knots: Sequence[int],
-    bytes_per_token: float,
-    launches: int,
-    device: DeviceSpec,
-    per: Literal["tokens", "rows"] = "tokens",
-) -> Term:
-    """Kernels that only move memory: launches, and their bytes at the peak bandwidth [s]."""
-    points = [(n, launches * KERNEL_S + bytes_per_token * n / device.bandwidth_Bps) for n in knots]
-    return Term(name, per, "roofline", curve(points))
-
-
 def elementwise(model: ModelSpec, device: DeviceSpec, knots: Sequence[int], tensor_parallel: int) -> Term:
     """Norms, activation, rotary embedding, writing keys and values, and the embedding: what GEMM tables leave out.
 
@@ -127,7 +114,9 @@ def elementwise(model: ModelSpec, device: DeviceSpec, knots: Sequence[int], tens
     layer = 8 * model.hidden + inner + turned * (2 if model.qk_norm else 1) + 4 * keys
     launches = 6 if model.qk_norm else 5
     total = model.layers * layer + 2 * model.hidden + 4 * model.hidden
-    return _memory_bound("elementwise kernels", knots, total * value, model.layers * launches + 2, device)
+    once, moved = (model.layers * launches + 2) * KERNEL_S, total * value
+    points = ((n, once + moved * n / device.bandwidth_Bps) for n in knots)
+    return Term("elementwise kernels", "tokens", "roofline", curve(points))
 
 
 def sampler(model: ModelSpec, device: DeviceSpec, knots: Sequence[int], tensor_parallel: int) -> Term:

@@ -185,7 +185,7 @@ class _Sums:
         window = setting.window
         self.seconds = steps.seconds[rows]
         self.window = window
-        shape = _chosen(steps.shape, rows)
+        shape = StepShape(*(np.asarray(v)[rows] for v in steps.shape))  # type: ignore[arg-type]  # arrays
         form = cost_of(np.array([*setting.physics[:5], 0.0, setting.sharpness]), setting)
         self.tokens = np.asarray(shape.prefill_tokens, dtype=float) + shape.decode_rows
         self.read = np.broadcast_to(form.weights_read(self.tokens), self.tokens.shape)
@@ -290,10 +290,6 @@ def window_starts(positions: npt.NDArray[np.int64], run: npt.NDArray[np.int64], 
 def window_sums(values: Floats, starts: npt.NDArray[np.int64], window: int) -> Floats:
     """Sums of ``window`` consecutive values from each start on."""
     return np.asarray(values[starts[:, None] + np.arange(window)].sum(axis=1))
-
-
-def _chosen(shape: StepShape, rows: Bools) -> StepShape:
-    return StepShape(*(np.asarray(v)[rows] for v in shape))  # type: ignore[arg-type]  # arrays
 
 
 def cost_of(values: Floats, setting: Setting) -> FittedCost:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from servecast.batch import StepShape
 from servecast.cost.profile import Coefficient, rounded
 from servecast.errors import InputError
 
@@ -80,7 +79,7 @@ def from_steps(kernels: TabulatedCost, steps: Steps, how: str, seed: int = 0) ->
     how : where the steps come from
     """
     rows = np.asarray(steps.shape.prefill_rows, dtype=float) + steps.shape.decode_rows
-    predicted = np.asarray(kernels.seconds(_as_arrays(steps.shape)), dtype=float)
+    predicted = np.asarray(kernels.seconds(steps.shape), dtype=float)
     missing = steps.seconds - predicted + kernels.step_s + kernels.row_s * rows
     return from_excess(missing, np.ones(len(steps)), rows, steps.seconds, how, seed)
 
@@ -124,7 +123,3 @@ def _nonnegative(target: Floats, first: Floats, second: Floats) -> tuple[float, 
         limit = max(1e-9, 1.5 * float(np.median(residual)))
         weights = np.minimum(1.0, np.sqrt(limit / np.maximum(residual, 1e-12)))
     return float(value[0]), float(value[1])
-
-
-def _as_arrays(shape: StepShape) -> StepShape:
-    return StepShape(*(np.asarray(value) for value in shape))  # type: ignore[arg-type]  # arrays

@@ -115,7 +115,7 @@ class Reserved:
     def grow(self, lengths: Sequence[tuple[int, int]]) -> None:
         """Commit what the rows (slot, tokens) lack. Raises MemoryError where the kernel refuses."""
         for slot, tokens in lengths:
-            pages, needed = self._pages[slot], self._needed(tokens)
+            pages, needed = self._pages[slot], -(-tokens * self.token_bytes // mmap.PAGESIZE)
             if needed > pages:
                 size = (needed - pages) * mmap.PAGESIZE
                 for start in self._starts:
@@ -132,9 +132,6 @@ class Reserved:
             self._protect(start, len(space), 0)
         self._pages = [0] * len(self._pages)
         self.held = 0
-
-    def _needed(self, tokens: int) -> int:
-        return -(-tokens * self.token_bytes // mmap.PAGESIZE)
 
     def _protect(self, start: int, size: int, allowed: int) -> None:
         if self._libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(size), allowed):

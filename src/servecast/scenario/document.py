@@ -51,10 +51,6 @@ LARGEST_BYTES = 1 << 20
 _NO_VALUE = (ValueError, AttributeError, OverflowError, RecursionError)
 
 
-def _brief(error: Exception) -> str:
-    return "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())[:120]
-
-
 def read(path: Path) -> Document:
     """Parse one scenario file. Errors are one line that starts with ``file:line``."""
     try:
@@ -76,7 +72,8 @@ def read(path: Path) -> Document:
     except yaml.YAMLError as error:
         raise InputError(*_syntax(path, error)) from None
     except _NO_VALUE as error:
-        raise InputError(str(path), f"holds what is no value ({_brief(error)}): write plain numbers and text") from None
+        why = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())[:120]
+        raise InputError(str(path), f"holds what is no value ({why}): write plain numbers and text") from None
     if root is None or data is None:
         raise InputError(f"{path}:1", "the file is empty: a scenario names at least a model, a workload and policies")
     if not isinstance(data, dict):

@@ -30,7 +30,9 @@ def model(name_or_path: str | Path) -> ModelSpec:
     """
     wanted = str(name_or_path)
     named = _models()
-    found = named.get(wanted.lower()) or named.get(_by_hf_id().get(wanted.lower(), ""))
+    found = named.get(wanted.lower()) or next(
+        (spec for spec in named.values() if spec.source.lower() == wanted.lower()), None
+    )
     if found:
         return found
     if Path(wanted).exists() or wanted.endswith(".json"):
@@ -75,11 +77,6 @@ def _models() -> dict[str, ModelSpec]:
         name: hf_config.parse(entry["config"], name=name, source=entry["source"], place=f"models.yaml: {name}")
         for name, entry in _shipped("models.yaml").items()
     }
-
-
-@cache
-def _by_hf_id() -> dict[str, str]:
-    return {spec.source.lower(): name for name, spec in _models().items()}
 
 
 @cache

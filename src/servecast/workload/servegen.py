@@ -57,9 +57,6 @@ class _ServeGenClient:
     starts_s: tuple[float, ...]
     lengths: tuple[tuple[_LengthTable, _LengthTable], ...]
 
-    def _lengths_at(self, time_s: float) -> tuple[_LengthTable, _LengthTable]:
-        return self.lengths[max(0, bisect_right(self.starts_s, time_s) - 1)]
-
     def draw(
         self, start_s: float, end_s: float, scale: float, rng: np.random.Generator
     ) -> tuple[NDArray[np.float64], LengthColumns]:
@@ -71,7 +68,8 @@ class _ServeGenClient:
             arrivals = window.start_s + _arrivals(window, window.rate_rps * scale, rng)
             arrivals = arrivals[(arrivals >= start_s) & (arrivals < end_s)]
             times.append(arrivals)
-            for drawn, table in zip((prompts, outputs), self._lengths_at(window.start_s), strict=True):
+            tables = self.lengths[max(0, bisect_right(self.starts_s, window.start_s) - 1)]
+            for drawn, table in zip((prompts, outputs), tables, strict=True):
                 drawn.append(rng.choice(table.tokens, len(arrivals), p=table.shares))
         return np.concatenate(times), LengthColumns(np.concatenate(prompts), np.concatenate(outputs))
 
@@ -148,17 +146,15 @@ def read_servegen(folder: str) -> ServeGen:
 
 
 def _client(number: int, trace: Path) -> _ServeGenClient:
-    windows = tuple(sorted(_window(trace, line, text) for line, text in _lines(trace) if text.strip()))
+    windows = tuple(
+        sorted(_window(trace, line, text) for line, text in enumerate(_text(trace).splitlines(), 1) if text.strip())
+    )
     data = trace.with_name(trace.name.replace("-trace.csv", "-dataset.json"))
     tables = sorted(_tables(data).items())
     if not tables and any(window.rate_rps for window in windows):
         raise InputError(str(data), "has no lengths, and its client sends requests; fetch the file again")
     starts, lengths = zip(*tables, strict=True) if tables else ((), ())
     return _ServeGenClient(f"chunk-{number}", windows, starts, lengths)
-
-
-def _lines(path: Path) -> list[tuple[int, str]]:
-    return list(enumerate(_text(path).splitlines(), 1))
 
 
 def _text(path: Path) -> str:

@@ -102,7 +102,8 @@ class Content:
         decoder, text, at = json.JSONDecoder(), self.whole, 0
         line, counted = 1, 0
         while True:
-            at += _blanks(text, at)
+            while at < len(text) and text[at].isspace():
+                at += 1
             if at >= len(text):
                 return
             line, counted = line + text.count("\n", counted, at), at
@@ -116,14 +117,6 @@ class Content:
 
 def _holds_objects(value: Any) -> bool:
     return isinstance(value, list) and any(isinstance(one, dict) for one in value)
-
-
-def _blanks(text: str, at: int) -> int:
-    """How many white characters follow."""
-    end = at
-    while end < len(text) and text[end].isspace():
-        end += 1
-    return end - at
 
 
 @contextmanager
