@@ -32,6 +32,8 @@ def pages() -> dict[str, str]:
         "reference/scenario.md": scenario_keys(),
         "reference/metrics.md": metrics(),
         "reference/columns.md": columns(),
+        "reference/formats.md": formats(),
+        "reference/catalogue.md": catalogue(),
     }
 
 
@@ -241,6 +243,35 @@ def _small_run() -> Any:
     import servecast
 
     return servecast.simulate(servecast.load("straggler"))
+
+
+# --- what ships -----------------------------------------------------------------------------------------------------
+
+
+def formats() -> str:
+    """The formats of traces, in the order in which a file is tried."""
+    from servecast.workload.traces.readers import PLAIN_READERS, READERS
+
+    rows = [
+        [f"`{reader.name}`", _one_line(reader.signature), _one_line(reader.remark or "")]
+        for reader in (*READERS, *PLAIN_READERS)
+    ]
+    about = (
+        "This page is made from the readers. A file is recognised by its content; the plain formats are tried last. "
+        "`--format NAME` and `workload.trace.format` name one where the content does not tell.\n"
+    )
+    return f"# Trace formats\n\n{about}\n{_table(('format', 'recognised by', 'remark'), rows)}"
+
+
+def catalogue() -> str:
+    """The models, devices, profiles and scenarios that ship."""
+    from servecast.report.listing import listing
+
+    out = ["# Catalogue\n", "This page is made from what ships; `servecast list` prints the same.\n"]
+    for what in ("models", "devices", "profiles", "scenarios"):
+        found = listing(what)
+        out += [f"## {found.title.capitalize()}\n", _table(found.columns, found.rows)]
+    return "\n".join(out)
 
 
 # --- commands -------------------------------------------------------------------------------------------------------
