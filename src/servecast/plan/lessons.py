@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from servecast.specs.device import DeviceSpec
     from servecast.specs.model import ModelSpec
 
-LAYER_WIDTH = 4096
-WALL_MODELS = ("llama-2-7b", "llama-3.1-8b")
-WALL_DEVICES = ("a100-40gb", "a100-80gb")
+_LAYER_WIDTH = 4096
+_WALL_MODELS = ("llama-2-7b", "llama-3.1-8b")
+_WALL_DEVICES = ("a100-40gb", "a100-80gb")
 
 
-class LayerIntensity(NamedTuple):
+class _LayerIntensity(NamedTuple):
     """What a square linear layer computes, and the bytes that it moves, at one batch."""
 
     flops: int
@@ -51,20 +51,20 @@ class LayerIntensity(NamedTuple):
         return self.flops / (self.weight_bytes + self.activation_bytes)
 
 
-def layer_intensity(batch: int, width: int = LAYER_WIDTH, dtype: str = "bf16") -> LayerIntensity:
+def layer_intensity(batch: int, width: int = _LAYER_WIDTH, dtype: str = "bf16") -> _LayerIntensity:
     """A ``width`` x ``width`` layer on ``batch`` rows."""
     value = bytes_per_value(dtype)
-    return LayerIntensity(2 * batch * width * width, value * width * width, 2 * value * batch * width)
+    return _LayerIntensity(2 * batch * width * width, value * width * width, 2 * value * batch * width)
 
 
-class Crossing(NamedTuple):
+class _Crossing(NamedTuple):
     """The smallest batch whose intensity reaches a ridge; None where activations keep every batch below it."""
 
     weights_only: int
     with_activations: int | None
 
 
-def ridge_crossing(ridge: float, width: int = LAYER_WIDTH, dtype: str = "bf16") -> Crossing:
+def ridge_crossing(ridge: float, width: int = _LAYER_WIDTH, dtype: str = "bf16") -> _Crossing:
     """The batch at which decode turns from bandwidth-bound to compute-bound on a device with this ridge [FLOP/B].
 
     With activations the intensity tends to width / bytes per value as the batch grows. A higher ridge is never reached.
@@ -73,7 +73,7 @@ def ridge_crossing(ridge: float, width: int = LAYER_WIDTH, dtype: str = "bf16") 
     batch = ridge * value / 2  # 2 B / b = ridge
     # 2 B n / (b (n + 2 B)) = ridge, solved for B
     headroom = 1 - 2 * batch / width
-    return Crossing(math.ceil(batch), math.ceil(batch / headroom) if headroom > 0 else None)
+    return _Crossing(math.ceil(batch), math.ceil(batch / headroom) if headroom > 0 else None)
 
 
 def ridges(dtype: str = "bf16") -> dict[str, float]:
@@ -81,7 +81,7 @@ def ridges(dtype: str = "bf16") -> dict[str, float]:
     return {device.name: device.ridge(dtype) for device in catalogue.devices() if dtype in device.flops}
 
 
-class MemoryWall(NamedTuple):
+class _MemoryWall(NamedTuple):
     """Where KV memory ends a batch before the ridge is reached.
 
     ``batch`` rows reach the ridge; that many sequences of ``longest_context`` tokens fit into the KV cache, and of
@@ -101,9 +101,9 @@ class MemoryWall(NamedTuple):
         return self.longest_context + 1
 
 
-def memory_wall(
+def _memory_wall(
     model: ModelSpec, device: DeviceSpec, ridge: float | None = None, like: str = "vllm-0.23"
-) -> MemoryWall:
+) -> _MemoryWall:
     """The context length from which memory stops ``model`` on one ``device`` before decode reaches the ridge.
 
     ``ridge`` [FLOP/B] defaults to the device's own. The KV cache is what the engine ``like`` leaves by its defaults,
@@ -121,19 +121,19 @@ def memory_wall(
         max_num_seqs=max(batch, defaults.max_num_seqs),
     )
     longest = memory.kv_blocks // batch * memory.block_size
-    return MemoryWall(model.name, device.name, ridge, batch, memory.kv_tokens, longest)
+    return _MemoryWall(model.name, device.name, ridge, batch, memory.kv_tokens, longest)
 
 
-def memory_walls(ridge: float | None = None) -> list[MemoryWall]:
+def memory_walls(ridge: float | None = None) -> list[_MemoryWall]:
     """The wall of Llama-2-7B (all heads cached) and Llama-3.1-8B (grouped), on the A100 of 40 and of 80 GB."""
     return [
-        memory_wall(catalogue.model(model), catalogue.device(device), ridge)
-        for model in WALL_MODELS
-        for device in WALL_DEVICES
+        _memory_wall(catalogue.model(model), catalogue.device(device), ridge)
+        for model in _WALL_MODELS
+        for device in _WALL_DEVICES
     ]
 
 
-class PaddingWaste(NamedTuple):
+class _PaddingWaste(NamedTuple):
     """Computed and useful tokens and causal query-key pairs of prompts that are padded to the longest."""
 
     computed_tokens: int
@@ -152,10 +152,10 @@ class PaddingWaste(NamedTuple):
         return 1 - self.useful_pairs / self.computed_pairs
 
 
-def padding_waste(prompts: Sequence[int] = (2000, 50, 50, 50, 50, 50, 50, 50)) -> PaddingWaste:
+def padding_waste(prompts: Sequence[int] = (2000, 50, 50, 50, 50, 50, 50, 50)) -> _PaddingWaste:
     """The padding in one batch of ``prompts`` [tokens], each padded to the longest."""
     if not prompts or min(prompts) < 1:
         raise InputError("prompts", f"{list(prompts)} must be at least one length, each of 1 token or more")
     count, longest = len(prompts), max(prompts)
     pairs = [prompt * (prompt + 1) // 2 for prompt in (*prompts, longest)]
-    return PaddingWaste(count * longest, sum(prompts), count * pairs[-1], sum(pairs[:-1]))
+    return _PaddingWaste(count * longest, sum(prompts), count * pairs[-1], sum(pairs[:-1]))

@@ -1,18 +1,19 @@
 """How sure a number is: 90 % intervals from seeds and from what a profile says of its own errors.
 
-    seeds     t interval of the mean over seeds, of the logarithms: what is above 0 has its interval above 0, and the
-              skew of tails near saturation stands in its longer upper side; shares are not, and end at 0 and 1
+    seeds     t interval of the mean over seeds. Values above 0 get it from their logarithms: the interval stays above
+              0, and its upper side is the longer one, as the tails near saturation are. Shares end at 0 and 1
     profile   draws of the cost model: coefficients from the calibration's covariance, and one step_time_scale for all
-              steps, from the quantiles of measured over predicted step times; each draw is simulated with the same
-              random numbers as the profile itself, so that its difference is the profile's share alone
+              steps, from the quantiles of measured over predicted step times. A draw is simulated with the same random
+              numbers as the profile itself, so that the difference is the profile's share alone
 
-The two are independent, so that their half-widths add in quadrature, on either side; so does the width of the bracket
-in which a search left a highest load, and by how much that load moved when runs were made twice as long. Where a draw
-has no bound (its queue grows for ever) the interval has none. The scale is taken to be the same for all steps of a run:
-single steps scatter and average out, but how much of the scatter is the profile's bias no profile says, so that the
-interval is on the wide side. A profile of single operators has no residuals of whole steps; the worst operator's
-left-out error stands for them. A datasheet has neither: its interval is of the seeds alone, and says so. How far steps
-were outside what was measured widens no interval: see `beyond`.
+The two are independent: their half-widths add in quadrature, on either side. Two more widths are added in the same way:
+the bracket in which a search left a highest load, and how far that load moved when runs were made twice as long. Where
+a draw has no bound (its queue grows for ever) the interval has none.
+
+One scale holds for all steps of a run. Single steps scatter and average out, but no profile says how much of the
+scatter is bias, so that the interval is on the wide side. A profile of single operators has no residuals of whole
+steps: the left-out error of its worst operator stands for them. A datasheet has neither, and its interval is of the
+seeds alone. Steps outside what was measured widen no interval; `servecast.run.extrapolation` says how far outside.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def trusted(profile: Mapping[str, Any] | None, *, calibrated: bool, device: str 
         chart = step_errors(profile)
         tables = "".join(
             table(heads or ("fact", "value"), rows, "The profile", "plain")
-            for heads, rows in profile_tables(plain(profile))
+            for heads, rows in _profile_tables(plain(profile))
         )
         return (
             f"<p>{escape(origin(profile))}</p>{'' if chart is None else figure(chart)}"
@@ -48,7 +48,7 @@ def assumed(scenario: Mapping[str, Any], what: str) -> str:
     )
 
 
-def profile_tables(profile: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
+def _profile_tables(profile: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
     """What is known about the cost model as tables of headings and rows: held-out errors first, single facts last.
 
     Lists of mappings and mappings of like mappings are a table each; matrices stay in the profile's own file.

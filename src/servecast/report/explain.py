@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     Row = tuple[str, str, str]
 
-RIDGE = 140.0  # FLOP per byte: a round number near an A100's, to reckon with
-LENGTHS = (1024, 4096, 16384)  # tokens of a sequence, where no lengths are asked for
+_RIDGE = 140.0  # FLOP per byte: a round number near an A100's, to reckon with
+_LENGTHS = (1024, 4096, 16384)  # tokens of a sequence, where no lengths are asked for
 
 
 def bare_scenario(model: str, device: str | None, profile: str | None, folder: Path) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _cache(scenario: Scenario, served: Serving, budget: MemoryBudget) -> Iterato
 
 def _concurrency(budget: MemoryBudget, lengths: Sequence[int], label: str) -> Table:
     rows = []
-    for length in sorted({*(lengths or LENGTHS), budget.max_model_len}):
+    for length in sorted({*(lengths or _LENGTHS), budget.max_model_len}):
         if budget.blocks_of(length) > budget.kv_blocks:
             rows.append((f"{length:,}", "0", _start_up_error(budget, length)))
         else:
@@ -172,12 +172,12 @@ def worked_numbers() -> Iterator[Table]:
         "batch at which decode crosses the ridge (bf16)",
         ("device", "FLOP/byte", "batch, weights alone", "batch, with activations (width 4096)"),
         (
-            _crossing("example, a ridge of 140", RIDGE, f"{RIDGE:g}"),
+            _crossing("example, a ridge of 140", _RIDGE, f"{_RIDGE:g}"),
             *(_crossing(name, ridge, f"{ridge:,.1f}") for name, ridge in lessons.ridges().items()),
         ),
     )
     # Both ridges of one device under each other: without a word they look like the same row twice.
-    walls = [wall for pair in zip(lessons.memory_walls(RIDGE), lessons.memory_walls(), strict=True) for wall in pair]
+    walls = [wall for pair in zip(lessons.memory_walls(_RIDGE), lessons.memory_walls(), strict=True) for wall in pair]
     yield Table(
         "context from which KV memory stops the batch before the ridge does",
         ("model", "device", "ridge [FLOP/byte]", "batch there", "KV tokens", "context [tokens]"),
@@ -185,7 +185,7 @@ def worked_numbers() -> Iterator[Table]:
             (
                 wall.model,
                 wall.device,
-                f"{wall.ridge:,.1f}, {'the example' if wall.ridge == RIDGE else 'its own'}",
+                f"{wall.ridge:,.1f}, {'the example' if wall.ridge == _RIDGE else 'its own'}",
                 f"{wall.batch:,}",
                 f"{wall.kv_tokens:,}",
                 f"{wall.context:,}",

@@ -9,7 +9,7 @@ from servecast.report.charts.spec import Axis, Bar, Bars, Chart, Key, Part
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-TABULATED = "tabulated"  # the kind of a profile that is put together of tables
+_TABULATED = "tabulated"  # the kind of a profile that is put together of tables
 
 
 def step_error(profile: Mapping[str, Any] | None, *, calibrated: bool | None = None, executed: bool = False) -> str:
@@ -64,7 +64,7 @@ def step_errors(profile: Mapping[str, Any] | None) -> Chart | None:
         words = f"{_percent(middle)}, p95 {_percent(tail)}"
         bars.append(Bar(", ".join(names), numbers, parts, look=2, words=words))
         rows.append((", ".join(names), *(value for _, value in numbers)))
-    fitted = (profile or {}).get("kind") != TABULATED
+    fitted = (profile or {}).get("kind") != _TABULATED
     panel = Bars(Axis(f"error of what was left out of the {'fit' if fitted else 'tables'} [%]", base=0.0), tuple(bars))
     widest = max(errors, key=lambda error: float(error["p95"]))
     whose = "Steps that the fit had not seen" if fitted else "Points that their own table had not"
@@ -79,7 +79,7 @@ def step_errors(profile: Mapping[str, Any] | None) -> Chart | None:
 
 def origin(profile: Mapping[str, Any]) -> str:
     """Where the step times of a profile come from, in a sentence that its errors follow."""
-    if profile.get("kind") != TABULATED:
+    if profile.get("kind") != _TABULATED:
         return (
             "Step times come from a cost model fitted to measured steps. Its errors on steps it had not seen, and what "
             "it was fitted to:"

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 UNCALIBRATED = "uncalibrated"
-SLO = ("ttft_s", "tpot_s", "e2e_s")
-NOBODY = "(none)"  # the tenant of requests that name none
+_SLO = ("ttft_s", "tpot_s", "e2e_s")
+_NOBODY = "(none)"  # the tenant of requests that name none
 _OF_TENANTS = (
     "completed", "goodput_rps", "slo_attainment", "ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "e2e_p99_s",
 )  # fmt: skip
@@ -59,7 +59,7 @@ def tenant_rows(tenants: pd.DataFrame) -> list[dict[str, str]]:
         asked = {
             key: record[f"slo_{key}"] for key in ("ttft_s", "tpot_s", "e2e_s") if not missing(record[f"slo_{key}"])
         }
-        row |= {"tenant": record["tenant"] or NOBODY, "targets": targets(asked) or BLANK}
+        row |= {"tenant": record["tenant"] or _NOBODY, "targets": targets(asked) or BLANK}
         rows.append(row | {METRICS[name].label: written(METRICS[name], record) for name in _OF_TENANTS})
     return rows
 
@@ -100,7 +100,7 @@ def targets(slo: Mapping[str, Any]) -> str:
     """Latency targets in words; empty without any."""
     parts = [
         f"{name.removesuffix('_s').upper()} ≤ {seconds(float(value))}"
-        for name in SLO
+        for name in _SLO
         if (value := slo.get(name)) is not None
     ]
     return ", ".join(parts)

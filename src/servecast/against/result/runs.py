@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Groups = dict[tuple[Any, ...], pd.DataFrame]
 
-COVERAGE = 0.9
+_COVERAGE = 0.9
 
 
 class _Side(NamedTuple):
@@ -196,7 +196,7 @@ def interval(a: Any, b: Any, *, paired: bool) -> tuple[float | None, float | Non
         spread = sum(parts)
         squares = sum(part**2 / (len(side) - 1) for part, side in zip(parts, (a, b), strict=True))
         freedom = spread**2 / squares if squares else 1.0  # Welch and Satterthwaite
-    half = float(stdtrit(freedom, (1 + COVERAGE) / 2)) * math.sqrt(spread)
+    half = float(stdtrit(freedom, (1 + _COVERAGE) / 2)) * math.sqrt(spread)
     return centre - half, centre + half
 
 

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from servecast.against.server.observed import Observed
 
 PERCENTILES: Final = (50, 90, 99)
-SHORT_TTFT_S: Final = 1.0
+_SHORT_TTFT_S: Final = 1.0
 WHOLE: Final = "all"
-SHORT: Final = "TTFT under 1 s"
-JUDGED: Final = "judged"
+_SHORT: Final = "TTFT under 1 s"
+_JUDGED: Final = "judged"
 
 Row = dict[str, Any]
 
@@ -83,7 +83,7 @@ class Comparison:
         import pandas as pd
 
         columns = {name: getattr(self.recorded, name) for name in ("arrival_s", "prompt_tokens", "output_tokens")}
-        columns |= {JUDGED: self.judged}
+        columns |= {_JUDGED: self.judged}
         runs = {"recorded": self.recorded, "simulated": self.simulated}
         runs |= {"twin": self.twin[1]} if self.twin else {}
         for name in ("sent_s", *LATENCIES):
@@ -106,10 +106,10 @@ class Comparison:
         raise KeyError((name, statistic, group, counted_from))
 
     def _groups(self) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-        yield WHOLE if self.judged.all() else JUDGED, self.judged
-        short = self.judged & (self.recorded.ttft_s < SHORT_TTFT_S)
+        yield WHOLE if self.judged.all() else _JUDGED, self.judged
+        short = self.judged & (self.recorded.ttft_s < _SHORT_TTFT_S)
         if short.any() and not short[self.judged].all():
-            yield SHORT, short
+            yield _SHORT, short
 
     def _latency_rows(self) -> Iterator[Row]:
         for counted_from in CountedFrom.__args__:  # type: ignore[attr-defined]

@@ -16,11 +16,11 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-BATCHES: Final = 30
-SIGNIFICANCE: Final = 0.05
+_BATCHES: Final = 30
+_SIGNIFICANCE: Final = 0.05
 
 
-class Tost(NamedTuple):
+class _Tost(NamedTuple):
     """Outcome of the two tests: ``low .. high`` is the 90 % interval of the mean, ``p_value`` the larger of the two."""
 
     mean: float
@@ -31,10 +31,10 @@ class Tost(NamedTuple):
     @property
     def equivalent(self) -> bool:
         """Whether a difference of the margin or more is rejected at the 5 % level."""
-        return self.p_value < SIGNIFICANCE
+        return self.p_value < _SIGNIFICANCE
 
 
-def tost(differences: NDArray[np.float64], margin: float) -> Tost | None:
+def tost(differences: NDArray[np.float64], margin: float) -> _Tost | None:
     """Two one-sided t tests of mean ``differences`` (n,) against -margin and +margin; None for fewer than two."""
     from scipy.special import stdtr, stdtrit
 
@@ -44,15 +44,15 @@ def tost(differences: NDArray[np.float64], margin: float) -> Tost | None:
     mean = float(differences.mean())
     error = float(differences.std(ddof=1)) / math.sqrt(count)
     if error == 0.0:
-        return Tost(mean, mean, mean, 0.0 if abs(mean) < margin else 1.0)
+        return _Tost(mean, mean, mean, 0.0 if abs(mean) < margin else 1.0)
     freedom = count - 1
     above, below = (mean + margin) / error, (mean - margin) / error
     p_value = max(float(stdtr(freedom, -above)), float(stdtr(freedom, below)))
-    half = float(stdtrit(freedom, 1 - SIGNIFICANCE)) * error
-    return Tost(mean, mean - half, mean + half, p_value)
+    half = float(stdtrit(freedom, 1 - _SIGNIFICANCE)) * error
+    return _Tost(mean, mean - half, mean + half, p_value)
 
 
-def batch_means(values: NDArray[np.float64], batches: int = BATCHES) -> NDArray[np.float64]:
+def batch_means(values: NDArray[np.float64], batches: int = _BATCHES) -> NDArray[np.float64]:
     """Means of ``batches`` runs of consecutive values, of as many as there are values if those are fewer."""
     count = min(batches, len(values))
     return np.array([part.mean() for part in np.array_split(values, count)]) if count else np.empty(0)

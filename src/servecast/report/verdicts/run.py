@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-ALIKE = 0.15  # rates this close are no news where the times differ
-SOONER = 1.1  # times closer than this are called equal
-MUCH_SOONER = 1.5
-ALMOST_NONE = 0.01  # of the best rate: less is called that
-MOST_POLICIES = 5  # that have a sentence in the details
+_ALIKE = 0.15  # rates this close are no news where the times differ
+_SOONER = 1.1  # times closer than this are called equal
+_MUCH_SOONER = 1.5
+_ALMOST_NONE = 0.01  # of the best rate: less is called that
+_MOST_POLICIES = 5  # that have a sentence in the details
 _LOST = (("rejected", "rejected"), ("oom_failed", "lost to memory running out"), ("unfinished", "unfinished"))
 
 
@@ -70,17 +70,17 @@ class _Run:
     def _compared(self) -> Iterator[str]:
         rates = self.rows[self.metric].astype(float)
         slowest = rates.min()
-        if self.others and slowest > (1 - ALIKE) * rates.iloc[0]:
+        if self.others and slowest > (1 - _ALIKE) * rates.iloc[0]:
             same = slowest > (1 - SAME) * rates.iloc[0]
-            sooner = list(self._sooner(SOONER if same else MUCH_SOONER, same))
+            sooner = list(self._sooner(_SOONER if same else _MUCH_SOONER, same))
             yield from sooner or (self._equal() if same else ())
         yield from self._serves_most()
 
     def _serves_most(self) -> Iterator[str]:
         best, rate = self.best, float(self.best[self.metric])
         sentence = f"{best['policy']} serves {number(rate)} req/s{_queue(best)}{self.within}{self._at(best)}"
-        near = [self._times(rate, row) for row in self.others if row[self.metric] >= ALMOST_NONE * rate]
-        far = [row for row in self.others if not row[self.metric] >= ALMOST_NONE * rate]
+        near = [self._times(rate, row) for row in self.others if row[self.metric] >= _ALMOST_NONE * rate]
+        far = [row for row in self.others if not row[self.metric] >= _ALMOST_NONE * rate]
         none = "none" if far and not any(row[self.metric] > 0 for row in far) else "almost none"
         left = f"while {listed([row['policy'] for row in far])} serve{'s' * (len(far) == 1)} {none}" if far else ""
         for start in (sentence + self._least(rate), sentence):
@@ -95,7 +95,7 @@ class _Run:
             return ""
         row = rows.loc[rows["request_throughput_rps"].astype(float).idxmin()]
         value = float(row["request_throughput_rps"])
-        return f" and {number(value)}{self._at(row)}" if value < (1 - ALIKE) * rate else ""
+        return f" and {number(value)}{self._at(row)}" if value < (1 - _ALIKE) * rate else ""
 
     def _times(self, best: float, row: Any) -> str:
         """How many times another policy's figure."""
@@ -109,7 +109,7 @@ class _Run:
         column, words, ratio = "", "", 0.0
         for name, said in (("ttft_p50_s", "in the median"), ("ttft_p99_s", "at p99")):
             times = self.rows[name].astype(float)
-            if times.max() / times.min() > ratio * SOONER:  # the median, unless the tail says clearly more
+            if times.max() / times.min() > ratio * _SOONER:  # the median, unless the tail says clearly more
                 column, words, ratio = name, said, times.max() / times.min()
         if ratio < least:
             return
@@ -124,7 +124,7 @@ class _Run:
     def _later(self, first: Any, row: Any, column: str) -> str:
         ratio = row[column] / first[column]
         where = self._at(row) if self._at(row) != self._at(first) else ""
-        if ratio < SOONER:
+        if ratio < _SOONER:
             return f"as soon as {row['policy']}{where}"
         return f"{number(ratio, 2)} times sooner than {row['policy']}{where}"
 
@@ -147,10 +147,10 @@ class _Run:
     def details(self) -> Iterator[str]:
         """A sentence for each policy, for the targets, and for what memory lost."""
         rows = (self.best, *self.others)
-        for row in rows[:MOST_POLICIES]:
+        for row in rows[:_MOST_POLICIES]:
             yield self._span(row, brief=False) if self.basis == "alike" else self._figures(row)
-        if len(rows) > MOST_POLICIES:
-            yield f"{len(rows) - MOST_POLICIES} more policies are in the table"
+        if len(rows) > _MOST_POLICIES:
+            yield f"{len(rows) - _MOST_POLICIES} more policies are in the table"
         if self.targets:
             yield f"the targets are {self.targets}"
         yield from self._losses()
@@ -187,7 +187,7 @@ class _Run:
         sentence = f"{best['policy']} {self._point(best, worst, brief=brief)}"
         if len(own) == 1:
             return sentence
-        less = best["ttft_p99_s"] * SOONER < worst["ttft_p99_s"]
+        less = best["ttft_p99_s"] * _SOONER < worst["ttft_p99_s"]
         if self.metric == "slo_attainment":
             less = less or float(best[self.metric]) - float(worst[self.metric]) > SAME
         if not less:
@@ -216,7 +216,7 @@ class _Run:
         if not missing(row["itl_p99_s"]):
             yield f"p99 ITL {seconds(row['itl_p99_s'])}"
         served, price = "request_throughput_rps", "usd_per_mtok_output"
-        if min(row[served], other[served]) < (1 - ALIKE) * max(row[served], other[served]):
+        if min(row[served], other[served]) < (1 - _ALIKE) * max(row[served], other[served]):
             yield f"serving {number(row[served])} req/s"
         if not missing(row[price]) and abs(row[price] - other[price]) > SAME * row[price]:
             yield from _price(row)
