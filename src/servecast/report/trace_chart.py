@@ -9,7 +9,7 @@ import numpy as np
 
 from servecast.report.charts.spec import Axis, Chart, Curve, Key, Line, Panel, Piece, Span
 from servecast.text import number
-from servecast.workload.prefixes import PrefixIds, chained, first_places
+from servecast.workload.prefixes import chained, first_places
 from servecast.workload.traces.statistics import joint_histogram, reusable
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _reuse(columns: RequestColumns) -> Panel:
     """The share of blocks found again, of all prompts up to each moment."""
     given = columns.prefix_ids
     assert given is not None, "there is something to reuse"
-    ids = chained(given if isinstance(given, PrefixIds) else PrefixIds.of(given))
+    ids = chained(given)
     found = first_places(ids.flat) != np.arange(len(ids.flat))
     upto = np.concatenate([[0], np.cumsum(found)])[ids.ends] / np.maximum(ids.ends, 1)
     shown = np.unique(np.linspace(0, len(columns) - 1, min(BINS, len(columns))).astype(int))

@@ -18,7 +18,7 @@ import numpy as np
 
 from servecast.errors import InputError
 from servecast.requests import Request
-from servecast.workload.prefixes import PrefixIds, engine_blocks
+from servecast.workload.prefixes import PrefixIds, engine_blocks, taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -43,7 +43,7 @@ class RequestColumns:
     prompt_tokens, output_tokens : (n,) int64 [tokens], at least 1
     priority : (n,) int64, or None for all 0
     session, tenant : n names, or None for none
-    prefix_ids : n tuples of the hash ids of the prompt's blocks, or None for none
+    prefix_ids : the hash ids of the prompts' blocks, or None for none; given as n sequences of numbers, or `PrefixIds`
     prefix_block_size : tokens that one of them stands for; None without ids
     delay_s : (n,) float64 [s], or None: where it is a number, the request comes so long after the one before it in its
         session has been answered, and ``arrival_s`` is only the earliest possible; NaN where it comes at ``arrival_s``
@@ -55,15 +55,14 @@ class RequestColumns:
     priority: NDArray[np.int64] | None = None
     session: Sequence[str | None] | None = None
     tenant: Sequence[str | None] | None = None
-    prefix_ids: Sequence[tuple[int, ...]] | None = None
+    prefix_ids: PrefixIds | None = None
     prefix_block_size: int | None = None
     delay_s: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
-        columns = (
-            *(self.prompt_tokens, self.output_tokens, self.priority),
-            *(self.session, self.tenant, self.prefix_ids, self.delay_s),
-        )
+        if self.prefix_ids is not None:
+            object.__setattr__(self, "prefix_ids", PrefixIds.of(self.prefix_ids))
+        columns = (getattr(self, name) for name in _COLUMNS)
         assert all(column is None or len(column) == len(self) for column in columns), "columns differ in length"
         if len(self):
             assert np.isfinite(self.arrival_s).all(), "an arrival is not finite"
@@ -79,18 +78,13 @@ class RequestColumns:
 
     def _chunk(self, start: int) -> Iterator[Request]:
         rows = slice(start, min(start + CHUNK, len(self)))
-        columns: list[Iterable[object]] = [
-            range(rows.start, rows.stop),
-            self.arrival_s[rows].tolist(),
-            self.prompt_tokens[rows].tolist(),
-            self.output_tokens[rows].tolist(),
-        ]
-        columns += [
-            repeat(0) if self.priority is None else self.priority[rows].tolist(),
-            repeat(None) if self.session is None else self.session[rows],
-            repeat(None) if self.tenant is None else self.tenant[rows],
-            repeat(()) if self.prefix_ids is None else self.prefix_ids[rows],
-        ]
+        columns: list[Iterable[object]] = [range(rows.start, rows.stop), self.arrival_s[rows].tolist()]
+        for name in Request._fields[2:]:
+            column = getattr(self, name)
+            if column is None:
+                columns.append(repeat(Request._field_defaults[name]))
+            else:
+                columns.append(column[rows].tolist() if isinstance(column, np.ndarray) else column[rows])
         # What calling Request does, at half the price.
         return map(tuple.__new__, repeat(Request), zip(*columns, strict=False))
 
@@ -102,27 +96,13 @@ class RequestColumns:
     def take(self, rows: NDArray[np.intp], arrival_s: NDArray[np.float64]) -> RequestColumns:
         """The requests at ``rows`` (m,), in that order, with new arrivals (m,) [s]."""
 
-        def named(names: Sequence[str | None] | None) -> Sequence[str | None] | None:
-            return None if names is None else [names[row] for row in rows.tolist()]
-
-        return RequestColumns(
-            arrival_s,
-            self.prompt_tokens[rows],
-            self.output_tokens[rows],
-            None if self.priority is None else self.priority[rows],
-            named(self.session),
-            named(self.tenant),
-            None if self.prefix_ids is None else _taken(self.prefix_ids, rows),
-            self.prefix_block_size,
-            None if self.delay_s is None else self.delay_s[rows],
-        )
+        return replace(self, arrival_s=arrival_s, **{name: taken(getattr(self, name), rows) for name in _COLUMNS})
 
     def in_blocks(self, block_size: int) -> RequestColumns:
         """The same requests with prefix ids of an engine's blocks; see `prefixes.engine_blocks`, errors too."""
         if self.prefix_ids is None or self.prefix_block_size is None:
             return self
-        ids = self.prefix_ids if isinstance(self.prefix_ids, PrefixIds) else PrefixIds.of(self.prefix_ids)
-        blocks = engine_blocks(ids, self.prompt_tokens, self.prefix_block_size, block_size)
+        blocks = engine_blocks(self.prefix_ids, self.prompt_tokens, self.prefix_block_size, block_size)
         return replace(self, prefix_ids=blocks, prefix_block_size=block_size)
 
     @property
@@ -136,8 +116,8 @@ class RequestColumns:
         return (len(self) - 1) / self.span_s if self.span_s > 0 else None
 
 
-def _taken(ids: Sequence[tuple[int, ...]], rows: NDArray[np.intp]) -> Sequence[tuple[int, ...]]:
-    return ids.take(rows) if isinstance(ids, PrefixIds) else [ids[row] for row in rows.tolist()]
+#: What there is of each request besides its arrival.
+_COLUMNS = ("prompt_tokens", "output_tokens", "priority", "session", "tenant", "prefix_ids", "delay_s")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -220,11 +200,9 @@ class OpenLoop:
         return self._total
 
     def next_send(self) -> float:
-        """The next arrival [s]."""
         return self._next_s
 
     def send(self) -> tuple[Request, float]:
-        """The next request and its arrival [s]."""
         request = self._next
         assert request is not None, "nothing left to send"
         sent_s = self._next_s
@@ -236,7 +214,7 @@ class OpenLoop:
         """An open loop does not react."""
 
     def failed(self, request: Request, now: float) -> None:
-        """Nor here."""
+        """Nor to a failure."""
 
 
 class HeldBack:
@@ -259,7 +237,6 @@ class HeldBack:
         return len(self._client)
 
     def next_send(self) -> float:
-        """When the next request may go [s]; inf while all slots are taken."""
         due_s = self._client.next_send()
         if self._unused:
             return due_s
@@ -269,7 +246,6 @@ class HeldBack:
         return due_s if due_s > free_s else free_s
 
     def send(self) -> tuple[Request, float]:
-        """The next request, and when it goes [s]."""
         request, due_s = self._client.send()
         if self._unused:
             self._unused -= 1
@@ -278,12 +254,10 @@ class HeldBack:
         return request, due_s if due_s > free_s else free_s
 
     def answered(self, request: Request, now: float) -> None:
-        """Frees a slot at ``now`` [s]."""
         self._free(now)
         self._client.answered(request, now)
 
     def failed(self, request: Request, now: float) -> None:
-        """A request that failed is in flight no more."""
         self._free(now)
         self._client.failed(request, now)
 
@@ -320,17 +294,14 @@ class ClosedLoop:
         return self._total
 
     def next_send(self) -> float:
-        """When the next user who has thought sends [s]; inf while all wait for answers."""
         return self._due_s[0] if self._due_s else inf
 
     def send(self) -> tuple[Request, float]:
-        """That user's request, and when it goes [s]."""
         due_s = self._due_s.popleft()
         request = next(self._requests)
         return Request(request.id, due_s, request.prompt_tokens, request.output_tokens), due_s
 
     def answered(self, request: Request, now: float) -> None:
-        """The user thinks, then sends again, while there are requests left."""
         if self._planned < self._total:
             due_s = now + self._think_s
             self._planned += 1
@@ -369,18 +340,14 @@ class Remote:
         return len(self._client)
 
     def next_send(self) -> float:
-        """When the next request known now reaches the scheduler [s]; inf when none is known."""
         return self._client.next_send() + self._uplink_s
 
     def send(self) -> tuple[Request, float]:
-        """That request, and when it reaches the scheduler [s]."""
         request, sent_s = self._client.send()
         return request, sent_s + self._uplink_s
 
     def answered(self, request: Request, now: float) -> None:
-        """The client hears of the answer ``downlink_s`` after ``now`` [s]."""
         self._client.answered(request, now + self._downlink_s)
 
     def failed(self, request: Request, now: float) -> None:
-        """The client hears of the failure as late as of an answer."""
         self._client.failed(request, now + self._downlink_s)

@@ -37,7 +37,9 @@ class PrefixIds(Sequence[tuple[int, ...]]):
 
     @classmethod
     def of(cls, tuples: Sequence[Sequence[int]]) -> PrefixIds:
-        """From n lists of ids."""
+        """From n lists of ids; the same where they are `PrefixIds` already."""
+        if isinstance(tuples, PrefixIds):
+            return tuples
         ids = list(chain.from_iterable(tuples))
         try:
             flat: NDArray[Any] = np.array(ids, np.int64)
@@ -93,14 +95,24 @@ class PrefixIds(Sequence[tuple[int, ...]]):
         counts = self.counts[rows]
         starts = self.ends[rows] - counts
         kept = counts if upto is None else np.minimum(counts, upto)
-        ends = np.cumsum(kept)
-        within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - kept, kept)
-        return PrefixIds(self.flat[np.repeat(starts, kept) + within], ends)
+        return PrefixIds(self.flat[np.repeat(starts, kept) + ramps(kept)], np.cumsum(kept))
 
     def positions(self) -> NDArray[np.int64]:
         """Of each id in ``flat``, its place in its tuple, from 0."""
-        counts = self.counts
-        return np.arange(len(self.flat)) - np.repeat(self.ends - counts, counts)
+        return ramps(self.counts)
+
+
+def taken(column: Any, rows: NDArray[np.intp]) -> Any:
+    """What a column has at these rows (m,), in that order; None of None."""
+    if column is None or isinstance(column, np.ndarray):
+        return None if column is None else column[rows]
+    return column.take(rows) if isinstance(column, PrefixIds) else [column[row] for row in rows.tolist()]
+
+
+def ramps(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0, 1, ... up to each of ``counts`` (n,), one after another."""
+    ends = np.cumsum(counts)
+    return np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
 
 
 def chained(ids: PrefixIds) -> PrefixIds:
@@ -168,9 +180,7 @@ def engine_blocks(
             f"{engine_block_size} tokens, and the trace's prefix ids stand for {trace_block_size}: neither divides the "
             f"other; use a divisor or a multiple of {trace_block_size}",
         )
-    ends = np.cumsum(kept)
-    within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - kept, kept)
-    begin = np.repeat(starts, kept)
+    ends, within, begin = np.cumsum(kept), ramps(kept), np.repeat(starts, kept)
     if trace_block_size % engine_block_size == 0:
         return PrefixIds(whole.flat[begin + within // parts] * parts + within % parts, ends)
     return PrefixIds(whole.flat[begin + (within + 1) * group - 1], ends)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from servecast.workload.clients import OpenLoop, RequestColumns
-from servecast.workload.prefixes import PrefixIds
+from servecast.workload.prefixes import PrefixIds, ramps
 from servecast.workload.synthetic import streams
 
 if TYPE_CHECKING:
@@ -57,17 +57,14 @@ class Sessions:
         return len(self._requests)
 
     def next_send(self) -> float:
-        """When the next turn known by now is due [s]; inf while all wait for answers."""
         return self._due[0][0] if self._due else inf
 
     def send(self) -> tuple[Request, float]:
-        """That turn's request, and when it goes [s]."""
         due_s, id_ = heapq.heappop(self._due)
         request = self._requests[id_]
         return (request if request.arrival_s == due_s else request._replace(arrival_s=due_s)), due_s
 
     def answered(self, request: Request, now: float) -> None:
-        """The session's next turn, if it waits for this one, is due its delay from ``now`` [s]."""
         if now <= request.arrival_s:
             self.failed(request, now)
             return
@@ -76,7 +73,6 @@ class Sessions:
             heapq.heappush(self._due, (now + self._delays_s[following], following))
 
     def failed(self, request: Request, now: float) -> None:
-        """The request has ended without an answer: the turns that wait for it are cancelled."""
         following = self._following.get(request.id)
         while following is not None:
             self.cancelled += 1
@@ -131,12 +127,10 @@ class Conversations:
         new = self.new_tokens.draw(int(turns.sum()), prompt_rng)
         outputs = self.output_tokens.draw(int(turns.sum()), output_rng)
         ends = np.cumsum(turns)
-        first = np.zeros(len(new), bool)
-        first[ends - turns] = True
         prompts = np.concatenate(
             [conversation_prompts(new[a:b], outputs[a:b]) for a, b in zip(ends - turns, ends, strict=True)] or [new]
         )
-        turn = np.arange(len(new)) - np.repeat(ends - turns, turns)
+        turn = ramps(turns)
         arrival_s = np.repeat(starts_s, turns) + turn * self.think_s
         order = np.argsort(arrival_s, kind="stable")
         of = np.repeat(np.arange(len(turns)), turns)
@@ -147,15 +141,14 @@ class Conversations:
             session=[f"c{number}" for number in of[order].tolist()],
             prefix_ids=self._prefixes(prompts, of).take(order),
             prefix_block_size=self.block_size,
-            delay_s=np.where(first, np.nan, self.think_s)[order],
+            delay_s=np.where(turn == 0, np.nan, self.think_s)[order],
         )
 
     def _prefixes(self, prompts: NDArray[np.int64], of: NDArray[np.int64]) -> PrefixIds:
         """Ids of the full blocks: those of the system prompt are shared by all, others by one conversation's turns."""
         shared = self.system_tokens // self.block_size
         counts = (prompts + self.system_tokens) // self.block_size
-        ends = np.cumsum(counts)
-        place = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
+        place = ramps(counts)
         longest = int(counts.max()) if len(counts) else 0
         own = shared + np.repeat(of, counts) * longest + place
-        return PrefixIds(np.where(place < shared, place, own), ends)
+        return PrefixIds(np.where(place < shared, place, own), np.cumsum(counts))

@@ -83,7 +83,7 @@ def _fitting(columns: RequestColumns, form: str) -> tuple[RequestColumns, list[s
 def _complete(columns: RequestColumns, block_size: int) -> PrefixIds:
     """Ids of ``block_size`` tokens for every block of the prompts that have some, new ones where none are known."""
     assert columns.prefix_ids is not None and columns.prefix_block_size is not None, "there are ids"
-    ids = columns.prefix_ids if isinstance(columns.prefix_ids, PrefixIds) else PrefixIds.of(columns.prefix_ids)
+    ids = columns.prefix_ids
     some = ids.counts > 0
     wanted = np.where(some, -(-columns.prompt_tokens // block_size), 0)
     if columns.prefix_block_size != block_size:

@@ -19,7 +19,7 @@ import numpy as np
 
 from servecast.errors import InputError
 from servecast.workload.lengths import LONGEST_TOKENS
-from servecast.workload.prefixes import PrefixIds
+from servecast.workload.prefixes import PrefixIds, taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -67,15 +67,7 @@ class Block(NamedTuple):
         """The rows at these positions, in that order; the block itself where these are all its rows."""
         if len(rows) == len(self.lines) and np.array_equal(rows, np.arange(len(rows))):
             return self
-        return Block._make(_taken(column, rows) for column in self)
-
-
-def _taken(column: object, rows: NDArray[np.intp]) -> object:
-    if column is None:
-        return None
-    if isinstance(column, PrefixIds):
-        return column.take(rows)
-    return [column[row] for row in rows.tolist()] if isinstance(column, list) else column[rows]  # type: ignore[index]
+        return Block._make(taken(column, rows) for column in self)
 
 
 def joined(blocks: list[Block]) -> Block:
@@ -95,7 +87,7 @@ def _joined(parts: tuple[Any, ...], sizes: list[int], blank: object) -> Any:
         return None
     filled: Iterator[Any] = ([blank] * size if part is None else part for part, size in zip(parts, sizes, strict=True))
     if isinstance(some, PrefixIds):
-        return PrefixIds.joined(PrefixIds.of(part) if isinstance(part, list) else part for part in filled)
+        return PrefixIds.joined(map(PrefixIds.of, filled))
     return list(chain.from_iterable(filled)) if isinstance(some, list) else np.concatenate(list(filled))
 
 

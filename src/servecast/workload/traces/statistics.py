@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from servecast.workload.prefixes import PrefixIds, PrefixReuse, prefix_reuse
+from servecast.workload.prefixes import PrefixReuse, prefix_reuse
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,8 +75,7 @@ def reusable(columns: RequestColumns) -> PrefixReuse | None:
     """What an infinite prefix cache would find again, in the blocks of the trace; None without ids."""
     if columns.prefix_ids is None or columns.prefix_block_size is None:
         return None
-    ids = columns.prefix_ids if isinstance(columns.prefix_ids, PrefixIds) else PrefixIds.of(columns.prefix_ids)
-    return prefix_reuse(ids, columns.prompt_tokens, columns.prefix_block_size)
+    return prefix_reuse(columns.prefix_ids, columns.prompt_tokens, columns.prefix_block_size)
 
 
 def dispersion(arrival_s: NDArray[np.float64], window_s: float) -> float | None:
