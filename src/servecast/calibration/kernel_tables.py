@@ -98,20 +98,16 @@ def read(folder: Path, model: ModelSpec, device: DeviceSpec, tensor_parallel: in
     prefill, exact_prefill = _attention(folder / PREFILL, model, heads, kv_heads, "isl")
     fresh = [((length + 1) / 2, batch * length, seconds) for batch, length, seconds in prefill if length > 1]
     launch = min(seconds for *_, seconds in decode)
-    floors = sorted({outer for outer, *_ in fresh})
+    least: dict[float, float] = {}
+    for outer, _, seconds in fresh:
+        least[outer] = min(seconds, least.get(outer, seconds))
     judged += operators.decode_errors(decode)
     judged += operators.summary("prefill attention", "tokens", operators.errors_along(fresh, outer=False))
     names, digest = operators.fingerprint(files)
     return Parts(
         terms=tuple(terms),
         decode=decode,
-        prefill=[
-            *(
-                (outer, 0.0, min(launch, *(seconds for position, _, seconds in fresh if position == outer)))
-                for outer in floors
-            ),
-            *fresh,
-        ],
+        prefill=[*((outer, 0.0, min(launch, seconds)) for outer, seconds in sorted(least.items())), *fresh],
         prefill_by="pairs_per_token",
         mixed=_beside_prompts(decode, model, device, tensor_parallel),
         mixed_tile_s=0.0,

@@ -30,9 +30,8 @@ def model(name_or_path: str | Path) -> ModelSpec:
     """
     wanted = str(name_or_path)
     named = _models()
-    found = named.get(wanted.lower()) or next(
-        (spec for spec in named.values() if spec.source.lower() == wanted.lower()), None
-    )
+    by_id = {spec.source.lower(): spec for spec in named.values()}
+    found = named.get(wanted.lower()) or by_id.get(wanted.lower())
     if found:
         return found
     if Path(wanted).exists() or wanted.endswith(".json"):

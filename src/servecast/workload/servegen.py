@@ -146,9 +146,8 @@ def read_servegen(folder: str) -> ServeGen:
 
 
 def _client(number: int, trace: Path) -> _ServeGenClient:
-    windows = tuple(
-        sorted(_window(trace, line, text) for line, text in enumerate(_text(trace).splitlines(), 1) if text.strip())
-    )
+    lines = enumerate(_text(trace).splitlines(), 1)
+    windows = tuple(sorted(_window(trace, line, text) for line, text in lines if text.strip()))
     data = trace.with_name(trace.name.replace("-trace.csv", "-dataset.json"))
     tables = sorted(_tables(data).items())
     if not tables and any(window.rate_rps for window in windows):
