@@ -111,7 +111,7 @@ def test_run_writes_results_and_compares(tiny, capsys):
     shown = capsys.readouterr().out
     for said in ("uncalibrated", "gpu_memory_utilization 0.92", "max_num_batched_tokens 8,192", "seed 1", "KV blocks"):
         assert said in shown
-    assert "enable_chunked_prefill true" in shown  # BLK-15
+    assert ", chunked_prefill; " in shown  # BLK-15
     assert shown.rstrip().endswith("report: results/tiny/report.html")
     folder = Path("results/tiny")
     assert {"scenario.yaml", "summary.csv", "requests.csv.gz", "decisions.csv.gz", "report.html"} <= {
@@ -155,7 +155,7 @@ def test_swept_keys_and_seeds_are_columns_in_order(tiny, capsys):
     assert requests[0][:5] == [*keys, "id"]
     assert len(requests) == 1 + 12 * 12
     shown = capsys.readouterr().out
-    assert "static: batch_size 2 or 4 by sweep" in shown
+    assert "static: batch_size 2 or 4 (swept)" in shown
     assert shown.count("  continuous ") == 2
 
 
@@ -438,7 +438,7 @@ def test_columns_give_way_on_a_narrow_terminal(tiny, capsys, monkeypatch):
     monkeypatch.setattr(terminal, "console", lambda: Console(width=80, highlight=False, markup=False))
     assert command("run", tiny) == 0
     shown = capsys.readouterr().out
-    assert "more columns on a wider terminal" in shown
+    assert "more columns: --wide, and summary.csv" in shown
     table = [line for line in shown.splitlines() if line.startswith("  continuous ")]
     assert len(table) == 1
     assert len(table[0]) <= 80
@@ -464,19 +464,73 @@ def test_a_pipe_is_as_wide_as_columns_say(tiny, capsys, monkeypatch):
     assert "at rate_rps 4" in " ".join(shown.split())
 
 
+SWEEP = "sweep={workload.arrivals.rate_rps: [2, 4, 8], 'policies[*].batch_size': [2, 4]}"
+POLICIES = (
+    "policies=[{kind: static, batch_size: 4}, {kind: padded, batch_size: 4}, {kind: continuous},"
+    "{kind: continuous, name: continuous with few slots, max_num_seqs: 8}]"
+)
+GOLDEN = """\
+tiny: llama-3.1-8b on a100-80gb (datasheet, uncalibrated), seed 1 and 1 more, gpu_memory_utilization
+  0.92
+  static: batch_size 2 or 4 (swept), max_wait_s 0.5; 29,465 or 29,462 KV blocks
+  padded: batch_size 2 or 4 (swept), max_wait_s 0.5; 29,465 or 29,462 KV blocks
+  continuous: max_num_seqs 256, max_num_batched_tokens 8,192, chunked_prefill; 29,029 KV blocks
+  continuous with few slots: max_num_seqs 8, max_num_batched_tokens 8,192, … --notes
+  Step times: a data sheet's roofline, uncalibrated, so that no error is known.
+"""
+
+
+def test_several_policies_sweeps_and_seeds_fit_100_columns(tiny, capsys):
+    """Settings in a line each, the most telling columns, and the others with --wide."""
+    asked = ["run", tiny, "--set", POLICIES, "--set", SWEEP, "--set", "seeds=2"]
+    assert command(*asked) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(GOLDEN)
+    table = shown[len(GOLDEN) : shown.index(" more columns: --wide")].splitlines()
+    assert max(map(len, table)) <= terminal.WIDTH
+    heads = [line.split() for line in table[1:4]]
+    assert heads[-1][:4] == ["policy", "rate_rps", "batch_size", "done"]
+    assert sum(line.startswith("  continuous with few slots ") for line in table) == 3
+    assert command(*asked, "--wide", "--notes") == 0
+    shown = capsys.readouterr().out
+    assert "E2E/token" in shown and "more columns" not in shown
+    assert "enable_prefix_caching" not in shown and "no prefix_caching" in shown
+
+
+def test_wide_tables_go_on_below_each_other_on_a_terminal(tiny, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert command("run", tiny, "--wide") == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 100
+    assert shown.count("\n  continuous ") > 2
+
+
+def test_notes_are_three_lines_unless_all_are_wanted(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    asked = ["run", "quickstart", "--set", "sweep={}", "--set", "workload.requests=50"]
+    assert command(*asked) == 0
+    shown = capsys.readouterr().out.splitlines()
+    notes = shown[4 : shown.index(next(line for line in shown if not line.strip()))]
+    assert 0 < len(notes) <= 3
+    assert max(map(len, notes)) <= terminal.WIDTH
+    assert notes[1].startswith("  Extrapolated (3 notes): static")
+    assert command(*asked, "--notes") == 0
+    assert capsys.readouterr().out.count("Extrapolated: ") == 3
+
+
 def test_the_header_does_not_take_the_first_point_for_all(tiny, capsys):
     sweep = "sweep={'policies[0].batch_size': [2, 4, 8, 16], engine.gpu_memory_utilization: [0.5, 0.9]}"
-    assert command("run", tiny, "--set", sweep) == 0
+    assert command("run", tiny, "--set", sweep, "--notes") == 0
     shown = capsys.readouterr().out
-    assert "gpu_memory_utilization 0.5 or 0.9 by sweep" in shown
-    assert "static: batch_size 2 to 16 by sweep" in shown
+    assert "gpu_memory_utilization 0.5 or 0.9 (swept)" in " ".join(shown.split())
+    assert "static: batch_size 2 to 16 (swept)" in shown
     assert re.search(r"continuous: .*; [\d,]+ or [\d,]+ KV blocks", shown)
 
 
 def test_steps_beyond_the_measured_ones_are_told_once_for_each_policy(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     changes = ["sweep={}", "workload.requests=50", "workload.arrivals={kind: burst}"]
-    assert command("run", "quickstart", *(part for change in changes for part in ("--set", change))) == 0
+    assert command("run", "quickstart", *(part for change in changes for part in ("--set", change)), "--notes") == 0
     lines = capsys.readouterr().out.splitlines()
     told = [line for line in lines if "Extrapolated: " in line]
     assert [line.split()[1].rstrip(",") for line in told] == ["static", "padded", "continuous"]
@@ -512,7 +566,7 @@ def test_rows_left_out_of_a_trace_are_told_in_the_run_too(tiny, capsys):
         "arrival_s,prompt_tokens,output_tokens\n0,10,1\n1,20,2\nx,1,1\n2,0,3\n3,30,3\ny,1,1\n4,20,0\n", encoding="utf-8"
     )
     trace = "workload={trace: {path: t.csv, on_bad_row: skip}}"
-    assert command("run", tiny, "--set", trace) == 0
+    assert command("run", tiny, "--set", trace, "--notes") == 0
     shown = capsys.readouterr().out
     page = Path("results/tiny/report.html").read_text(encoding="utf-8").replace("&#39;", "'")
     for said in (

@@ -223,7 +223,7 @@ def test_neither_better_nor_worse_has_no_most(tmp_path):
 @pytest.fixture
 def app():
     app = typer.Typer()
-    commands_diff.register(app)
+    app.command()(commands_diff.diff)
     app.command()(lambda: None)  # so that diff keeps its name
     return app
 

@@ -10,7 +10,7 @@ from serving import replayed
 
 from servecast import scenario
 from servecast.batch import OutOfMemory
-from servecast.cli import device as commands_device
+from servecast.cli import run as commands_run
 from servecast.cli.app import main
 from servecast.errors import InputError
 from servecast.executor import Affine, RanOutError
@@ -287,4 +287,4 @@ def test_without_torch_the_extra_is_named(monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(InputError, match=r"torch: is not installed: pip install 'servecast\[device\]'"):
-        commands_device.executing("cpu", 1)
+        commands_run._executing("cpu", 1, None)

@@ -1107,7 +1107,7 @@ def test_progress_counts_every_configuration_and_the_closer_look(made):
 @pytest.fixture
 def command(made, tmp_path):
     app = typer.Typer()
-    commands_plan.register(app)
+    app.command()(commands_plan.plan)
     app.command()(lambda: None)
 
     def call(*options, **keys):

@@ -14,7 +14,7 @@ import pytest
 from servecast import load, simulate
 from servecast.plan.planner import make_plan
 from servecast.report import comparison_rows, verdict
-from servecast.report.words import targets
+from servecast.report.tables import targets
 from servecast.scenario import find, names
 from servecast.specs import catalogue
 

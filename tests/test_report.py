@@ -23,9 +23,9 @@ import toy_runs as toy
 
 from servecast import files as tables
 from servecast import metrics, report
+from servecast import text as words
 from servecast.errors import InputError
 from servecast.policies import POLICIES
-from servecast.report import words
 from servecast.report.charts import files as figures
 from servecast.report.charts.looks import places
 from servecast.report.charts.spec import Chart, Panel

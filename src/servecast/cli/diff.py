@@ -1,4 +1,4 @@
-"""The command that holds two results, or two plans, against each other: diff."""
+"""``servecast diff``: two results, or two plans, held against each other."""
 
 from __future__ import annotations
 
@@ -7,12 +7,7 @@ from typing import Annotated
 
 import typer
 
-from servecast.files import dumps
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(diff)
+from servecast.cli.options import AsJson  # noqa: TC001
 
 
 def diff(
@@ -21,7 +16,7 @@ def diff(
     points: Annotated[
         bool, typer.Option("--points", help="Also each policy and sweep point, or each configuration.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON instead.")] = False,
+    as_json: AsJson = False,
     page: Annotated[Path | None, typer.Option("--page", help="Write everything as a page too: an HTML file.")] = None,
 ) -> None:
     """Say what changed from one result to another: which keys, which metrics, and whether it is more than chance.
@@ -45,6 +40,8 @@ def diff(
     if page is not None:
         write_difference(found, page)
     if as_json:
+        from servecast.files import dumps
+
         print(dumps(differences.data(found), indent=2))
         return
     terminal.print_tables(differences.tables(found, points))

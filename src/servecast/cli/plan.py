@@ -4,39 +4,37 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from servecast.cli.figures import Figures, forms
-from servecast.errors import InputError
+from servecast.cli.options import (
+    EXIT_MISSED,
+    AsJson,
+    Changes,
+    Figures,
+    Fresh,
+    Jobs,
+    Out,
+    Scenario,
+    WorkloadSeed,
+    forms,
+    overrides,
+)
 
 if TYPE_CHECKING:
     from servecast.plan.answer import Plan
 
-EXIT_NONE = 1
-EXIT_INTERRUPTED = 130
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(plan)
-
 
 def plan(
-    scenario: Annotated[str, typer.Argument(help="File, or name of a shipped scenario, with a goal.")],
-    changes: Annotated[
-        list[str],
-        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Set one value of the scenario; wins over the file."),
-    ] = [],  # noqa: B006 (typer copies it)
-    out: Annotated[Path, typer.Option(help="Folder in which NAME-plan is written.")] = Path("results"),
-    jobs: Annotated[int, typer.Option(min=1, help="Configurations at a time.")] = 1,
-    seed: Annotated[int | None, typer.Option(min=0, help="Same as --set workload.seed=N.")] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Simulate all anew; else what an earlier, stopped plan made is taken.")
-    ] = False,
+    scenario: Scenario,
+    changes: Changes = [],  # noqa: B006 (typer copies it)
+    out: Out = Path("results"),
+    jobs: Jobs = 1,
+    seed: WorkloadSeed = None,
+    fresh: Fresh = False,
     figures: Figures = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find the fewest GPUs that meet a goal, the highest load, the price of a million tokens, and how sure that is.
 
@@ -57,33 +55,28 @@ def plan(
     from servecast.run.store import opened
     from servecast.scenario import load
 
-    wanted = forms(figures)
-    overrides = _overrides(changes)
-    if seed is not None:
-        overrides["workload.seed"] = seed
-    loaded = load(scenario, overrides)
+    drawn = forms(figures)
+    loaded = load(scenario, overrides(changes, seed))
     results = out / f"{loaded.name}-plan"
     with opened(results, fresh=fresh, refuse=refuse_strangers) as store:
         try:
             with terminal.progress(loaded.name) as progress:
                 made = make_plan(loaded, jobs, progress, store)
         except KeyboardInterrupt:
-            # Said here: typer ends the command at a KeyboardInterrupt without a word.
-            told = f"\n{loaded.name}: interrupted; the same command goes on from what was simulated"
-            print(told, file=sys.stderr)
-            raise typer.Exit(EXIT_INTERRUPTED) from None
+            remedy = "interrupted; the same command goes on from what was simulated"
+            raise KeyboardInterrupt(f"{loaded.name}: {remedy}") from None
         basis = basis_of(loaded, made)
-        page = write_plan(made, results, basis, wanted)
+        page = write_plan(made, results, basis, drawn)
     if made.resumed:
-        told = f"resumed: {made.resumed} simulated loads were made before (--fresh makes all anew)"
-        print(told, file=sys.stderr if as_json else sys.stdout)
+        resumed = f"resumed: {made.resumed} simulated loads were made before (--fresh makes all anew)"
+        print(resumed, file=sys.stderr if as_json else sys.stdout)
     if as_json:
         print(text(made, basis))
     else:
         _print(made)
         terminal.say(f"plan: {page}")
     if made.best is None:
-        raise typer.Exit(EXIT_NONE)
+        raise typer.Exit(EXIT_MISSED)
 
 
 def _print(made: Plan) -> None:
@@ -98,15 +91,3 @@ def _print(made: Plan) -> None:
     for note in made.notes:
         terminal.say(note)
     terminal.say_verdict(verdict(made))
-
-
-def _overrides(changes: list[str]) -> dict[str, object]:
-    from servecast.scenario import document
-
-    overrides: dict[str, object] = {}
-    for change in changes:
-        key, equals, text = change.partition("=")
-        if not equals or not key.strip():
-            raise InputError("--set", f"{change!r} has no value: write it like --set goal.rate_rps=40")
-        overrides[key.strip()] = document.value(text, f"--set {key.strip()}")
-    return overrides

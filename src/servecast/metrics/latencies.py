@@ -55,13 +55,13 @@ def _tpot(requests: Columns, streamed: bool) -> NDArray[np.float64]:
 LATENCIES: Final[dict[str, Latency]] = {
     "ttft": Latency(
         "TTFT", "time to first token", "number", "time from sending a request to its first token",
-        lambda requests, streamed: requests["first_token_s"] - requests["sent_s"], {"p50": 5, "p99": 6},
+        lambda requests, streamed: requests["first_token_s"] - requests["sent_s"], {"p50": 4, "p99": 5},
     ),
     "tpot": Latency(
         "TPOT", "time per output token", "milli",
         "time from the first token to the last over the tokens after the first, of each request; an answer of one "
         "token has none, nor has one that comes at its batch's end",
-        _tpot, {"p50": 7},
+        _tpot, {"p50": 6},
     ),
     "itl": Latency(
         "ITL", "gap between tokens", "milli", "gap between two tokens of an answer, pooled over all requests",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from servecast.report.tables import comparison_rows
 from servecast.report.verdicts.run import verdict
-from servecast.report.words import comparison_rows
 from servecast.run.results import Results, Roof
 
 if TYPE_CHECKING:

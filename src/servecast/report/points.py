@@ -15,7 +15,7 @@ import numpy as np
 from servecast.metrics import METRICS, WIDE, Metric, ranked
 from servecast.report.charts.looks import places
 from servecast.report.charts.spec import Datum, Key, Series
-from servecast.report.words import written
+from servecast.report.tables import written
 from servecast.run.judged import judged, per_policy
 from servecast.run.results import stated, swept
 from servecast.text import missing, plain_value, short_key

@@ -9,7 +9,7 @@ import numpy as np
 
 from servecast.report.charts.looks import places
 from servecast.report.charts.spec import Axis, Bar, Bars, Chart, Curve, Datum, Key, Line, Panel, Part, Series
-from servecast.report.words import UNCALIBRATED
+from servecast.report.tables import UNCALIBRATED
 from servecast.run.shown import on_the_roof
 from servecast.text import listed, missing, number, seconds, share
 

@@ -13,9 +13,9 @@ from servecast.report.charts.files import write_figures
 from servecast.report.evidence import assumed, trusted
 from servecast.report.page import Page, Section, again, paragraph
 from servecast.report.points import Points, points_of
+from servecast.report.tables import UNCALIBRATED, comparison_rows, targets, tenant_rows
 from servecast.report.trust import step_error
 from servecast.report.verdicts.run import verdict
-from servecast.report.words import UNCALIBRATED, comparison_rows, targets, tenant_rows
 from servecast.run.judged import judged, per_policy
 from servecast.run.results import stated, swept
 from servecast.run.shown import view

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from servecast.report.charts.spec import Axis, Bar, Bars, Chart, Key, Line, Panel, Part, Series
 from servecast.report.points import PER_GPU, USERS, frontier
-from servecast.report.words import targets
+from servecast.report.tables import targets
 from servecast.text import listed, number, seconds, share, short_key
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from servecast.report.tables import targets
 from servecast.report.verdicts import Verdict, as_sentence, first_concise
-from servecast.report.words import targets
 from servecast.run.judged import SAME, SAME_LOAD, judged, most, per_policy, ranked
 from servecast.run.results import swept
 from servecast.text import listed, missing, number, plain_value, seconds, short_key

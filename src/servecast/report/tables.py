@@ -1,4 +1,7 @@
-"""Results in words: the tables that compare policies and their tenants, each metric in its own form."""
+"""The tables of results as text: policies compared, and tenants.
+
+Headings, order and form of each metric are those of `servecast.metrics.METRICS`.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 UNCALIBRATED = "uncalibrated"
-_SLO = ("ttft_s", "tpot_s", "e2e_s")
-_NOBODY = "(none)"  # the tenant of requests that name none
-_OF_TENANTS = (
-    "completed", "goodput_rps", "slo_attainment", "ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "e2e_p99_s",
-)  # fmt: skip
+_NOBODY = "(none)"
+
+_TARGETS = ("ttft_s", "tpot_s", "e2e_s")
+_OF_TENANTS = ("completed", "goodput_rps", "slo_attainment", "ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "e2e_p99_s")
 
 
 def comparison_rows(summary: pd.DataFrame, most: int = WIDE - 1) -> list[dict[str, str]]:
@@ -42,25 +44,6 @@ def comparison_rows(summary: pd.DataFrame, most: int = WIDE - 1) -> list[dict[st
         row |= {short_key(name): plain_value(record[name]) for name in keys}
         row |= {each.label: written(each, record) for each in shown}
         rows.append(row)
-    return rows
-
-
-def tenant_rows(tenants: pd.DataFrame) -> list[dict[str, str]]:
-    """The table of tenants as text: a row for each policy, sweep point and tenant, means over the seeds."""
-    keys = swept(tenants)
-    by = ["policy", *keys, "tenant"]
-    numeric = [name for name in tenants.columns if name not in (*by, "seed")]
-    # Columns that nothing fills hold None, which has no mean.
-    table = tenants.astype(dict.fromkeys(numeric, float)).groupby(by, sort=False, dropna=False, observed=True)[numeric]
-    rows = []
-    for record in table.mean().reset_index().to_dict("records"):
-        row = {"policy": str(record["policy"])}
-        row |= {short_key(key): plain_value(record[key]) for key in keys}
-        asked = {
-            key: record[f"slo_{key}"] for key in ("ttft_s", "tpot_s", "e2e_s") if not missing(record[f"slo_{key}"])
-        }
-        row |= {"tenant": record["tenant"] or _NOBODY, "targets": targets(asked) or BLANK}
-        rows.append(row | {METRICS[name].label: written(METRICS[name], record) for name in _OF_TENANTS})
     return rows
 
 
@@ -96,11 +79,24 @@ def _count(value: float) -> str:
     return f"{value:,.0f}" if value == round(value) else number(value)
 
 
+def tenant_rows(tenants: pd.DataFrame) -> list[dict[str, str]]:
+    """The table of tenants as text: a row for each policy, sweep point and tenant, means over the seeds."""
+    keys = swept(tenants)
+    by = ["policy", *keys, "tenant"]
+    numeric = [name for name in tenants.columns if name not in (*by, "seed")]
+    # Columns that nothing fills hold None, which has no mean.
+    table = tenants.astype(dict.fromkeys(numeric, float)).groupby(by, sort=False, dropna=False, observed=True)[numeric]
+    rows = []
+    for record in table.mean().reset_index().to_dict("records"):
+        row = {"policy": str(record["policy"])}
+        row |= {short_key(key): plain_value(record[key]) for key in keys}
+        slo = {key: record[f"slo_{key}"] for key in _TARGETS if not missing(record[f"slo_{key}"])}
+        row |= {"tenant": record["tenant"] or _NOBODY, "targets": targets(slo) or BLANK}
+        rows.append(row | {METRICS[name].label: written(METRICS[name], record) for name in _OF_TENANTS})
+    return rows
+
+
 def targets(slo: Mapping[str, Any]) -> str:
     """Latency targets in words; empty without any."""
-    parts = [
-        f"{name.removesuffix('_s').upper()} ≤ {seconds(float(value))}"
-        for name in _SLO
-        if (value := slo.get(name)) is not None
-    ]
-    return ", ".join(parts)
+    known = {key: slo[key] for key in _TARGETS if slo.get(key) is not None}
+    return ", ".join(f"{key[:-2].upper()} ≤ {seconds(float(value))}" for key, value in known.items())

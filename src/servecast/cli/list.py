@@ -1,0 +1,47 @@
+"""``servecast list``: what is shipped."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from servecast.cli.options import AsJson  # noqa: TC001 (typer reads the annotations)
+
+
+class Shipped(StrEnum):
+    """What can be listed."""
+
+    models = "models"
+    devices = "devices"
+    profiles = "profiles"
+    policies = "policies"
+    scenarios = "scenarios"
+
+
+def list_(
+    what: Annotated[Shipped, typer.Argument(help="What to list.")],
+    as_json: AsJson = False,
+) -> None:
+    """List what is shipped.
+
+    Examples:
+
+        servecast list models
+
+        servecast list scenarios
+
+        servecast list models --json | jq -r '.rows[].name'
+    """
+    from servecast.cli import terminal
+    from servecast.report.listing import listing
+
+    listed = listing(what.value)
+    if as_json:
+        from servecast.files import dumps
+
+        rows = [dict(zip(listed.columns, row, strict=True)) for row in listed.rows]
+        print(dumps({"schema_version": 1, "list": what.value, "rows": rows}))
+        return
+    terminal.print_tables([listed])

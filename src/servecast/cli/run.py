@@ -1,0 +1,252 @@
+"""``servecast run``: simulate scenarios, write their results, and compare the policies."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from servecast.cli.options import (
+    EXIT_INPUT,
+    EXIT_INTERRUPTED,
+    AllNotes,
+    AsJson,
+    Changes,
+    Figures,
+    Fresh,
+    Jobs,
+    Out,
+    WorkloadSeed,
+    forms,
+    overrides,
+)
+from servecast.errors import InputError
+
+if TYPE_CHECKING:
+    from servecast.against.device.execute import OnDevice
+    from servecast.run.cluster import Cluster
+    from servecast.run.results import Results
+    from servecast.run.store import Store
+    from servecast.scenario import Scenario
+
+
+class Backend(StrEnum):
+    """Where the runs of a sweep are made."""
+
+    local = "local"
+    dask = "dask"
+
+
+class Export(StrEnum):
+    """Files of other tools that a run can be written as."""
+
+    vllm = "vllm"
+    llmd = "llmd"
+    perfetto = "perfetto"
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """What was asked for, beside the scenarios.
+
+    documents : takes the results of each scenario for --json; None where they are printed for people
+    """
+
+    out: Path
+    jobs: int
+    fresh: bool
+    exports: tuple[str, ...]
+    figures: tuple[str, ...]
+    wide: bool
+    all_notes: bool
+    cluster: Cluster | None
+    device: OnDevice | None
+    documents: list[dict[str, Any]] | None
+
+
+def run(
+    scenarios: Annotated[list[str], typer.Argument(metavar="SCENARIO", help="Files, or names of shipped scenarios.")],
+    changes: Changes = [],  # noqa: B006 (typer copies it)
+    out: Out = Path("results"),
+    jobs: Jobs = 1,
+    seed: WorkloadSeed = None,
+    export: Annotated[
+        list[Export],
+        typer.Option(help="Also write each run as vLLM's result JSON, an llm-d report, or a Perfetto trace."),
+    ] = [],  # noqa: B006
+    fresh: Fresh = False,
+    backend: Annotated[Backend, typer.Option(help="local: processes here; dask: a cluster's workers.")] = Backend.local,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="The cluster's scheduler, like tcp://host:8786."),
+    ] = None,
+    execute: Annotated[
+        str | None,
+        typer.Option(metavar="DEVICE", help="Compute the steps on cpu, cuda or cuda:N instead, into OUT/executed."),
+    ] = None,
+    figures: Figures = "",
+    wide: Annotated[bool, typer.Option("--wide", help="Print all metrics, not only those that fit.")] = False,
+    notes: AllNotes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate scenarios: tables and a page for each.
+
+    With --json standard output is one document: schema_version, and for each scenario that was made its name, folder,
+    report, verdict, notes, failures, and the rows of summary.csv and tenants.csv; what is not known is null.
+
+    Examples:
+
+        servecast run quickstart
+
+        servecast run a.yaml b.yaml --jobs 2 --seed 7
+
+        servecast run quickstart --set 'policies[2].max_num_seqs=64' --set seeds=3 --wide
+
+        servecast run mine.yaml --execute cuda:0
+
+        servecast run quickstart --json | jq '.scenarios[].summary[] | {policy, goodput_rps}'
+    """
+    from servecast.run import cluster
+
+    loaded = _loaded(scenarios, overrides(changes, seed))
+    device = None if execute is None else _executing(execute, jobs, scheduler)
+    # Beside the forecast of the same name, so that the two can be compared.
+    place = out if device is None else out / "executed"
+    kinds, drawn = tuple(kind.value for kind in export), forms(figures)
+    with cluster.chosen(backend.value, scheduler) as there:
+        _run_all(
+            loaded, _Command(place, jobs, fresh, kinds, drawn, wide, notes, there, device, [] if as_json else None)
+        )
+
+
+def _loaded(names: list[str], changed: dict[str, object]) -> list[Scenario]:
+    """The scenarios; no two of one name, since they would share a folder."""
+    from servecast import scenario
+
+    loaded = [scenario.load(name, changed) for name in names]
+    named = [each.name for each in loaded]
+    for name in named:
+        if named.count(name) > 1:
+            raise InputError("scenario.name", f"{name!r} is the name of two scenarios: they would share one folder")
+    return loaded
+
+
+def _executing(device: str, jobs: int, scheduler: str | None) -> OnDevice:
+    """The device that ``--execute`` names.
+
+    Raises InputError where it, or torch, is not there, and for several jobs, which would disturb each other's times.
+    """
+    from servecast.cli.device import load
+
+    if jobs != 1:
+        raise InputError("--jobs", f"{jobs} runs at a time on one device would disturb each other's times: use 1")
+    load("executor")
+    from servecast.against.device.execute import OnDevice
+
+    if scheduler is not None:
+        raise InputError("--execute", "a device computes here, not on a cluster: take out --backend and --scheduler")
+    return OnDevice(device)
+
+
+def _run_all(scenarios: list[Scenario], command: _Command) -> None:
+    """Run each scenario; exits with `EXIT_INPUT` where some run could not be made."""
+    try:
+        incomplete = [each for each in scenarios if not _run_one(each, command)]
+    finally:  # stopped on the way, what was made is told
+        if command.documents:
+            from servecast.report import as_json
+
+            print(as_json.text(command.documents))
+    if incomplete:
+        raise typer.Exit(EXIT_INPUT)
+
+
+def _run_one(scenario: Scenario, command: _Command) -> bool:
+    """Simulate or execute, write, print; whether every run could be made."""
+    from servecast import report
+    from servecast.run.store import opened
+    from servecast.scenario import seen_from
+
+    folder = command.out / scenario.name
+    with opened(folder, fresh=command.fresh) as store:  # for this process alone, to its end
+        results = _simulated(scenario, command, store)
+        if results.resumed:
+            made = len(results.outcomes) + len(results.failures) + results.missing
+            resumed = f"resumed: {results.resumed} of {made} runs were made before (--fresh makes all anew)"
+            print(resumed, file=sys.stdout if command.documents is None else sys.stderr)
+        placed = replace(results, scenario=seen_from(folder.resolve(), results.scenario))
+        page = report.write_run(placed, command.out, command.figures)
+        exported = _export(scenario, results, folder / "exports", command.exports) if command.exports else None
+        _print(scenario, results, command, page, exported)
+    for failure in results.failures:
+        print(f"{scenario.name} ({failure.which}): {failure.place}: {failure.problem}", file=sys.stderr)
+    if results.missing:
+        print(f"{scenario.name}: interrupted, {results.missing} runs were not made", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED)
+    return not results.failures
+
+
+def _simulated(scenario: Scenario, command: _Command, store: Store) -> Results:
+    """The results; of a device, marked as executed."""
+    from servecast.cli import terminal
+    from servecast.run.sweep import simulate
+
+    device = command.device
+    with terminal.progress(scenario.name) as progress:
+        results = simulate(
+            scenario,
+            jobs=command.jobs,
+            progress=progress,
+            store=store if device is None else None,
+            cluster=command.cluster,
+            machines=device,
+        )
+    if device is None:
+        return results
+    measured = {"cost_model": "none: steps were executed", "calibrated": True, "executed_on": device.name}
+    derived = {**results.scenario["derived"], **measured}
+    return replace(
+        results,
+        roof=results.roof and replace(results.roof, calibrated=True),
+        scenario={**results.scenario, "derived": derived},
+        notes=(device.described(), *results.notes),
+    )
+
+
+def _print(scenario: Scenario, results: Results, command: _Command, page: Path, exported: Path | None) -> None:
+    """For people, or into the document of --json."""
+    if command.documents is not None:
+        from servecast.report import as_json
+
+        command.documents.append(as_json.scenario(results, page.parent, exported))
+        return
+    from servecast.cli.results import print_results
+
+    print_results(scenario, results, wide=command.wide, all_notes=command.all_notes)
+    print(f"report: {page}")
+    if exported:
+        print(f"exports: {exported}")
+
+
+def _export(scenario: Scenario, results: Results, folder: Path, kinds: tuple[str, ...]) -> Path:
+    """Write every run as other tools' files; the folder."""
+    from servecast.report.exports import write_exports
+
+    runs = [
+        ("-".join(filter(None, (outcome.policy, outcome.point, f"seed{outcome.seed}"))), outcome.run)
+        for outcome in results.outcomes
+        if outcome.run is not None
+    ]
+    write_exports(
+        folder,
+        kinds,
+        runs,
+        model=scenario.model,
+        device=scenario.profile or scenario.device or "",
+        native=scenario.model_dump(mode="json"),
+    )
+    return folder
