@@ -353,10 +353,7 @@ def test_a_large_sweep_has_a_page_that_can_be_mailed() -> None:
 
 def test_a_long_table_under_a_chart_is_cut_and_its_file_is_not() -> None:
     points = tuple(Datum(float(x), 1.0, f"p{x}", (("x", str(x)),)) for x in range(1, 301))
-    rows = tuple((f"p{x}", str(x)) for x in range(1, 301))
-    chart = Chart(
-        "c", "C", "Caption.", (Panel(Axis("x"), Axis("y"), (Series("s", 0, (points,)),)),), ("name", "x"), rows
-    )
+    chart = Chart("c", "C", "Caption.", (Panel(Axis("x"), Axis("y"), (Series("s", 0, (points,)),)),))
     html = figure(chart)
     assert "The first 120 of 300 rows" in html
     (link,) = [str(entry["href"]) for entry in Read(html).all("a")]

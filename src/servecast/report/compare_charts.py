@@ -30,11 +30,6 @@ def charts(compared: Comparison) -> list[Chart]:
 
 def _distributions(compared: Comparison) -> Chart:
     names = [name for name in LATENCIES if (~np.isnan(getattr(compared.recorded, name)[compared.judged])).any()]
-    panels, rows = [], []
-    for name in names:
-        panel, told = _quantiles(compared, name)
-        panels.append(panel)
-        rows += told
     keys = list(_KEYS)
     if compared.band:
         keys.append(Key(f"simulated, steps {100 * compared.band[0]:g} % shorter to longer", "tail"))
@@ -42,13 +37,13 @@ def _distributions(compared: Comparison) -> Chart:
         keys.append(Key("twin of the recording", "faint", "dotted"))
     distances = ", ".join(f"{LATENCIES[name]} {compared.mean(name)['ks_distance']:.3f}" for name in names)
     caption = f"Largest vertical distance between recorded and simulated (Kolmogorov-Smirnov): {distances}."
-    heads = ("latency", "percentile", "recorded [s]", "simulated [s]", "error")
     title = "Latency distributions, from the send"
-    return Chart("distributions", title, caption, tuple(panels), heads, tuple(rows), tuple(keys))
+    panels = tuple(_quantiles(compared, name) for name in names)
+    return Chart("distributions", title, caption, panels, tuple(keys))
 
 
-def _quantiles(compared: Comparison, name: str) -> tuple[Panel, list[tuple[str, ...]]]:
-    """The distributions of one latency, and its percentiles as rows."""
+def _quantiles(compared: Comparison, name: str) -> Panel:
+    """The distributions of one latency."""
 
     def values(seen: Observed) -> Any:
         every = getattr(seen, name)[compared.judged]
@@ -66,7 +61,7 @@ def _quantiles(compared: Comparison, name: str) -> tuple[Panel, list[tuple[str, 
         areas = (Area(_SIMULATED, [*low, *reversed(high)], (), [*height, *reversed(height)], pale=True, slanted=True),)
     curves = [curve(values(compared.twin[1]), "faint", "dotted")] if compared.twin else []
     curves += [curve(recorded, "ink"), curve(simulated, _SIMULATED, "dashed")]
-    points, rows = [], []
+    points = []
     for rank, one, other in zip(_RANKS, np.quantile(recorded, _RANKS), np.quantile(simulated, _RANKS), strict=True):
         error = signed(float(other / one - 1), 2) if one else BLANK
         numbers = (
@@ -75,10 +70,9 @@ def _quantiles(compared: Comparison, name: str) -> tuple[Panel, list[tuple[str, 
             ("error", error),
         )
         points.append(Datum(float(other), 100 * rank, f"{LATENCIES[name]}, p{100 * rank:g}", numbers))
-        rows.append((LATENCIES[name], f"p{100 * rank:g}", *(value for _, value in numbers)))
     series = Series("simulated", _SIMULATED, (tuple(points),), joined=False, quiet=True)
     y = Axis("requests answered within [%]", limits=(0.0, 103.0))
-    return Panel(Axis(f"{NAMES[name[:-2]].words} [s]", log=True), y, (series,), curves=tuple(curves), areas=areas), rows
+    return Panel(Axis(f"{NAMES[name[:-2]].words} [s]", log=True), y, (series,), curves=tuple(curves), areas=areas)
 
 
 def _over_time(compared: Comparison) -> Chart:
@@ -97,7 +91,7 @@ def _over_time(compared: Comparison) -> Chart:
         panels.append(Panel(time, Axis("requests", base=0.0), title=title, curves=tuple(curves), height=250))
     means = [float(seen.e2e_s.sum()) / seen.makespan_s for seen, _, _ in runs]
     caption = f"In flight on average: {number(means[0])} recorded, {number(means[1])} simulated."
-    return Chart("over-time", "Requests over time", caption, tuple(panels), legend=_KEYS, stacked=True)
+    return Chart("over-time", "Requests over time", caption, tuple(panels), _KEYS, stacked=True)
 
 
 def _along(compared: Comparison) -> Chart:
@@ -105,7 +99,7 @@ def _along(compared: Comparison) -> Chart:
     arrival = compared.recorded.arrival_s
     parts = np.array_split(np.arange(len(arrival)), min(_STRETCHES, len(arrival)))
     at = [float(arrival[part].mean()) for part in parts]
-    panels, rows = [], []
+    panels = []
     for name in ("ttft_s", "e2e_s"):
         means = [
             [float(getattr(seen, name)[part].mean()) for part in parts]
@@ -116,7 +110,6 @@ def _along(compared: Comparison) -> Chart:
             numbers = (("arrival [s]", number(time, 4)), ("recorded [s]", number(recorded, 4)),
                        ("simulated [s]", number(simulated, 4)))  # fmt: skip
             points.append(Datum(time, simulated, LATENCIES[name], numbers))
-            rows.append((LATENCIES[name], *(value for _, value in numbers)))
         curves = (Curve("ink", at, means[0]), Curve(_SIMULATED, at, means[1], "dashed"))
         series = Series("simulated", _SIMULATED, (tuple(points),), joined=False, quiet=True)
         title = f"{LATENCIES[name]}, means of {len(parts[0]):,} requests that follow each other"
@@ -124,6 +117,4 @@ def _along(compared: Comparison) -> Chart:
             Panel(Axis("arrival [s]"), Axis("[s]", base=0.0), (series,), title=title, curves=curves, height=250)
         )
     caption = f"Error of the mean of E2E over the run: {signed(compared.mean('e2e_s')['error'], 2)}."
-    heads = ("latency", "arrival [s]", "recorded [s]", "simulated [s]")
-    title = "Latencies along the run"
-    return Chart("along", title, caption, tuple(panels), heads, tuple(rows), _KEYS, stacked=True)
+    return Chart("along", "Latencies along the run", caption, tuple(panels), _KEYS, stacked=True)

@@ -120,16 +120,15 @@ def validation_charts(cases: Sequence[Case]) -> list[Chart]:
 def _distributions(cases: Sequence[Case], load: float | str) -> Chart:
     """TTFT, TPOT and E2E at one load, executed and simulated, for every policy."""
     looks = places([case.policy for case in cases])
-    panels, rows = [], []
+    panels = []
     for name in ("ttft", "tpot", "e2e"):
         curves, series = [], []
         for case in cases:
             look = looks[case.policy]
             curves += [_distribution(each.run, name, look, "broad") for each in case.executed]
             curves.append(_distribution(case.simulated, name, look, "dashed"))
-            points, told = _percentiles(case, name)
+            points = _percentiles(case, name)
             series += [Series(case.policy, look, (points,), joined=False, quiet=True)] if points else []
-            rows += told
         shown = tuple(curve for curve in curves if len(curve.x))
         y = Axis("share of requests [%]", limits=(0.0, 103.0))
         panels.append(Panel(Axis(f"{name.upper()} [s]", log=True), y, tuple(series), curves=shown))
@@ -138,9 +137,8 @@ def _distributions(cases: Sequence[Case], load: float | str) -> Chart:
     caption = (
         "Broad lines are the two executions, the dashed line in the same colour is the forecast: it should lie on them."
     )
-    heads = ("policy", "latency", "percentile", "executed [s]", "simulated [s]")
     title = f"Latencies at {_named(load)}, executed and simulated"
-    return Chart(f"latencies-{slug(load)}", title, caption, tuple(panels), heads, tuple(rows), tuple(keys))
+    return Chart(f"latencies-{slug(load)}", title, caption, tuple(panels), tuple(keys))
 
 
 def _known(run: Run, name: str) -> Any:
@@ -154,16 +152,15 @@ def _distribution(run: Run, name: str, look: int, style: str) -> Curve:
     return Curve(look, known[kept].tolist(), (100 * (kept + 1) / max(len(known), 1)).tolist(), style)
 
 
-def _percentiles(case: Case, name: str) -> tuple[tuple[Datum, ...], list[tuple[str, ...]]]:
-    """Points with tooltips on the simulated curve, and the same as rows."""
+def _percentiles(case: Case, name: str) -> tuple[Datum, ...]:
+    """Points with tooltips on the simulated curve."""
     executed, simulated = _known(case.executed[0].run, name), _known(case.simulated, name)
-    points, rows = [], []
+    points = []
     for rank in (50, 90, 99) if len(executed) and len(simulated) else ():
         one, other = float(np.percentile(executed, rank)), float(np.percentile(simulated, rank))
         numbers = (("executed [s]", number(one, 4)), ("simulated [s]", number(other, 4)))
         points.append(Datum(other, float(rank), f"{case.policy}, {name.upper()} p{rank}", numbers))
-        rows.append((case.policy, name.upper(), f"p{rank}", *(value for _, value in numbers)))
-    return tuple(points), rows
+    return tuple(points)
 
 
 def _running(cases: Sequence[Case], load: float | str) -> Chart:
@@ -172,10 +169,7 @@ def _running(cases: Sequence[Case], load: float | str) -> Chart:
     panels = []
     for case in cases:
         curves = []
-        for run, look, style in (
-            (case.executed[0].run, looks[case.policy], ""),
-            (case.simulated, "ink", "dashed"),
-        ):
+        for run, look, style in ((case.executed[0].run, looks[case.policy], ""), (case.simulated, "ink", "dashed")):
             decisions = decisions_frame(run)
             live = decisions["useful_decode_rows"] + decisions["prefill_rows"]
             times, rows = buckets(decisions, live, "mean", _MOST) if len(decisions) else (np.empty(0), np.empty(0))

@@ -48,7 +48,7 @@ def _each(option: Option) -> float:
 def _loads(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Chart:
     """Of each GPU, so that configurations of different size compare."""
     unit = options[0].unit
-    bars, rows = [], []
+    bars = []
     for option in options:
         assert option.capacity is not None, "those without a capacity were left out"
         value, low, high = (None if end is None else end / option.gpus for end in option.capacity)
@@ -78,7 +78,6 @@ def _loads(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Char
                 words=of_all,
             )
         )
-        rows.append((option.label, number(value, 4), ends, of_all, needed))
     panel = Bars(Axis(f"highest load within the goal, of each GPU [{unit}]", base=0.0), tuple(bars))
     most = max(bars, key=lambda bar: bar.value or 0.0)
     caption = f"{most.name} serves most on each GPU: {number(most.value)} {unit} within the goal."
@@ -86,10 +85,7 @@ def _loads(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Char
     if any(bar.hollow for bar in bars):
         legend.append(Key("does not serve the target", "hollow"))
     note = "" if len(options) < MOST_OPTIONS else f"The best {MOST_OPTIONS}; options.csv has all."
-    heads = ("configuration", f"each GPU [{unit}]", "90 % interval", "highest load", "GPUs for the target")
-    return Chart(
-        "loads", "What each configuration serves", caption, (panel,), heads, tuple(rows), tuple(legend), note=note
-    )
+    return Chart("loads", "What each configuration serves", caption, (panel,), tuple(legend), note)
 
 
 def _gpu_count(count: int) -> str:
@@ -100,7 +96,7 @@ def _gpus(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Chart
     """Whole replicas for a rate, scaled from the highest load of those simulated."""
     unit, target = options[0].unit, options[0].target
     top = 2 * target
-    series, rows = [], []
+    series = []
     for option in options:
         assert option.capacity is not None, "those without a capacity were left out"
         replica = option.capacity.value / option.replicas
@@ -110,13 +106,11 @@ def _gpus(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Chart
             upto, gpus = count * replica, count * option.tensor_parallel
             numbers = (("GPUs", str(gpus)), (f"serve up to [{unit}]", number(upto, 4)), ("by", "scaling"))
             steps.append(Datum(min(upto, top), float(gpus), option.label, numbers))
-            rows.append((option.label, number(upto, 4), str(gpus), "scaled"))
         series.append(Series(option.label, looks[option.label], (tuple(steps),), quiet=True, stepped=True))
         if option.target_gpus is not None:
             told = (("GPUs", str(option.target_gpus)), (f"serve [{unit}]", number(target)), ("by", "simulation"))
             point = Datum(target, float(option.target_gpus), f"{option.label}, the target", told)
             series.append(Series(option.label, looks[option.label], ((point,),)))
-            rows.append((option.label, number(target, 4), str(option.target_gpus), "simulated"))
     panel = Panel(
         Axis(f"load [{unit}]", base=0.0),
         Axis("GPUs", base=0.0, whole=True),
@@ -136,15 +130,13 @@ def _gpus(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Chart
         "GPUs against load",
         caption,
         (panel,),
-        ("configuration", f"up to [{unit}]", "GPUs", "how"),
-        tuple(rows),
         tuple(Key(option.label, looks[option.label]) for option in options),
         note="Lines scale the highest load that was simulated to whole replicas; marks are simulated at the target.",
     )
 
 
 def _money(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Chart:
-    series, rows = [], []
+    series = []
     for option in options:
         points = []
         for share in _SHARES:
@@ -161,7 +153,6 @@ def _money(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Char
                 else (None, None)
             )
             points.append(Datum(100 * share, value, option.label, numbers, *ends))
-            rows.append((option.label, f"{share:.0%}", number(value, 4), numbers[2][1]))
         series.append(Series(option.label, looks[option.label], (tuple(points),)))
     lines: tuple[Line, ...] = ()
     if plan.break_even is not None and plan.break_even.utilisation <= 1 and plan.best is not None:
@@ -177,14 +168,11 @@ def _money(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Char
         "A GPU is paid for by the hour: at half the load a token costs twice as much. At its highest load "
         f"{cheap.label} makes a million output tokens for ${interval(cheap.usd_per_mtok['output'])}."
     )
-    heads = ("configuration", "mean load", "$/M output tokens", "90 % interval")
     return Chart(
         "cost-curve",
         "What a million tokens cost",
         caption,
         (panel,),
-        heads,
-        tuple(rows),
         tuple(Key(option.label, looks[option.label]) for option in options),
     )
 
@@ -206,7 +194,4 @@ def _changes(plan: Plan) -> Chart:
     caption = f"{most.label} changes what each GPU serves by {signed(most.gain_per_gpu or 0.0, 1)}."
     if (most.gain_per_gpu or 0.0) < _NO_NEWS:
         caption = f"No single change that was tried lets a GPU serve {100 * _NO_NEWS:.0f} % more."
-    rows = tuple((bar.name, bar.numbers[0][1], bar.numbers[1][1]) for bar in bars)
-    return Chart(
-        "changes", "One change at a time", caption, (panel,), ("change", "each GPU serves", "highest load"), rows
-    )
+    return Chart("changes", "One change at a time", caption, (panel,))

@@ -133,26 +133,6 @@ class Points:
                 made.append(Series(policy, self.looks[policy], lines, joined=self.ordered))
         return tuple(made)
 
-    def rows(self, table: pd.DataFrame, columns: Sequence[str]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-        """The table behind a chart: heads and rows of text."""
-        shown = [number_of(column) for column in columns]
-        heads = ("policy", *(short_key(key) for key in self.keys), *(each.label for each in shown))
-        rows = tuple(
-            (
-                str(row["policy"]),
-                *(plain_value(row[key]) for key in self.keys),
-                *(written(each, row, 4) for each in shown),
-            )
-            for _, row in table.iterrows()
-        )
-        return heads, rows
-
-    def csv(self, table: pd.DataFrame, columns: Sequence[str]) -> bytes:
-        """The same with all digits, as a file."""
-        from servecast.files import frame_csv
-
-        return frame_csv(table[["policy", *self.keys, *columns]])
-
 
 def _ordered(table: pd.DataFrame, keys: Sequence[str]) -> bool:
     """Whether points follow each other as loads do, and not as names: the first swept key has numbers, if any."""

@@ -45,29 +45,21 @@ def latency_cdf(view: View) -> Chart | None:
     """Share of all requests answered within a time; lost requests keep a curve below 100 %."""
     done = view.requests[view.requests["status"] == "completed"]
     panels: list[Panel | Bars] = []
-    rows: list[tuple[str, ...]] = []
     for column, label, unit in (
         ("ttft_s", "time to first token [s]", 1.0),
         ("tpot_s", "time per output token [ms]", 1e3),
         ("e2e_s", "time to the last token [s]", 1.0),
     ):
         if done[column].notna().any():
-            panel, told = _distributions(view, done, column, label, unit)
-            panels.append(panel)
-            rows += told
+            panels.append(_distributions(view, done, column, label, unit))
     if not panels:
         return None
-    heads = ("policy", "latency", "percentile of completed requests", "time")
-    caption = _cdf_caption(view, done)
-    return Chart("latency-cdf", "Latency distribution", caption, tuple(panels), heads, tuple(rows), policy_keys(view))
+    return Chart("latency-cdf", "Latency distribution", _cdf_caption(view, done), tuple(panels), policy_keys(view))
 
 
-def _distributions(
-    view: View, done: pd.DataFrame, column: str, label: str, unit: float
-) -> tuple[Panel, list[tuple[str, ...]]]:
-    """One latency of every policy, and its percentiles as rows."""
+def _distributions(view: View, done: pd.DataFrame, column: str, label: str, unit: float) -> Panel:
+    """One latency of every policy."""
     looks, series, curves = places(view.policies, view.kinds), [], []
-    rows: list[tuple[str, ...]] = []
     for policy in view.policies:
         times = np.sort(view.of(done, policy)[column].dropna().to_numpy())
         if not len(times):
@@ -80,16 +72,13 @@ def _distributions(
             _quantile(f"{policy}, p{rank:g} of {len(times):,} completed", times, time, counted, unit, label)
             for rank, time in zip(ranks, at, strict=True)
         )
-        rows += [
-            (policy, label.split(" [")[0], f"p{rank:g}", seconds(time)) for rank, time in zip(ranks, at, strict=True)
-        ]
         kept = np.unique(np.linspace(0, len(times) - 1, min(_CURVE, len(times))).astype(int))
         curves.append(Curve(looks[policy], (unit * times[kept]).tolist(), (100 * (kept + 1) / counted).tolist()))
         series.append(Series(policy, looks[policy], (points,), joined=False, quiet=True))
     aim = view.slo.get(column)
     lines = () if aim is None else (Line(f"target {seconds(float(aim))}", x=unit * float(aim)),)
     y = Axis("requests answered within [%]", limits=(0.0, 103.0))
-    return Panel(Axis(label, log=True), y, tuple(series), lines=lines, curves=tuple(curves)), rows
+    return Panel(Axis(label, log=True), y, tuple(series), lines=lines, curves=tuple(curves))
 
 
 def _quantile(name: str, times: Any, time: float, counted: int, unit: float, label: str) -> Datum:
@@ -109,7 +98,7 @@ def _cdf_caption(view: View, done: pd.DataFrame) -> str:
 def waste(view: View) -> Chart | None:
     """Of all token places computed or held, the share that served somebody."""
     looks = places(view.policies, view.kinds)
-    bars, rows, useful, used = [], [], {}, set()
+    bars, useful, used = [], {}, set()
     for policy in view.policies:
         row = view.row(policy)
         counts = parts_of(row)
@@ -127,7 +116,6 @@ def waste(view: View) -> Chart | None:
         used |= {look for _, look, _ in there}
         parts = tuple(Part(100 * count / total, look, share(count / total)) for _, look, count in there)
         bars.append(Bar(policy, (*numbers, ("token places in all", f"{total:,.0f}")), parts, look=looks[policy]))
-        rows.append((policy, f"{total:,.0f}", *(f"{count:,.0f}" for count in counts), share(useful[policy])))
     if not bars:
         return None
     best, worst = max(useful, key=useful.__getitem__), min(useful, key=useful.__getitem__)
@@ -140,8 +128,6 @@ def waste(view: View) -> Chart | None:
         "Where the computed tokens went",
         f"{caption}.",
         (panel,),
-        ("policy", "in all", *(label for label, _ in PARTS), "useful share"),
-        tuple(rows),
         tuple(Key(label, look) for label, look in PARTS if look in used),
         note=_EMPTY if "idle" in used else "",
     )
@@ -169,7 +155,7 @@ def roofline(view: View) -> Chart | None:
     if roof is None or "step_flops" not in view.decisions or not len(view.decisions):
         return None
     looks = places(view.policies, view.kinds)
-    series, rows, reach, bounds = [], [], [roof.ridge, roof.ridge], []
+    series, reach, bounds = [], [roof.ridge, roof.ridge], []
     for policy in view.policies:
         steps = evenly_in_busy_time(view.of(view.decisions, policy), _STEPS)
         if not len(steps):
@@ -180,8 +166,6 @@ def roofline(view: View) -> Chart | None:
         series.append(Series(policy, looks[policy], (points,), joined=False, small=True))
         bound = view.row(policy)["bandwidth_bound_fraction"]
         bounds += [] if missing(bound) else [f"{policy} {share(bound)}"]
-        medians = (number(float(np.median(intensity))), number(float(np.median(reached))))
-        rows.append((policy, *medians, share(None if bound is None else float(bound))))
     top = tuple((x, min(x * roof.bandwidth_Bps, roof.flops) / 1e12) for x in (reach[0] / 2, roof.ridge, reach[1] * 3))
     ridge = Line(f"ridge {number(roof.ridge)} FLOP/byte", x=roof.ridge)
     panel = Panel(
@@ -192,11 +176,9 @@ def roofline(view: View) -> Chart | None:
         height=360,
     )
     peaks = f"{roof.name}: {number(roof.flops / 1e12)} TFLOP/s, {number(roof.bandwidth_Bps / 1e12)} TB/s"
-    heads = ("policy", "median FLOP per byte", "median TFLOP/s", "time bound by bandwidth")
     legend = (*policy_keys(view), Key(peaks, "strong"))
     note = f"Up to {_STEPS} decisions of each policy, evenly spaced in its busy time."
-    caption = _roof_caption(roof, bounds)
-    return Chart("roofline", "Steps on the roofline", caption, (panel,), heads, tuple(rows), legend, note=note)
+    return Chart("roofline", "Steps on the roofline", _roof_caption(roof, bounds), (panel,), legend, note)
 
 
 def evenly_in_busy_time(decisions: pd.DataFrame, most: int) -> pd.DataFrame:

@@ -192,7 +192,7 @@ def _summary_file(results: Results, points: Points) -> tuple[str, str]:
     if len(data) <= LARGEST_FILE:
         return download("summary.csv", data), ""
     columns = [each.name for each in ranked() if each.name in points.shown]
-    part = download("summary-points.csv", points.csv(points.shown, columns))
+    part = download("summary-points.csv", frame_csv(points.shown[["policy", *points.keys, *columns]]))
     return part, (
         f"summary.csv ({len(data) / 1e6:.1f} MB) is too large to travel in the page: the file here has the points of "
         "the charts, means over the seeds."

@@ -37,18 +37,6 @@ def throughput_latency(of: Points) -> Chart | None:
         lines = () if aim is None else (Line(f"target {seconds(float(aim))}", y=unit * float(aim)),)
         series = of.series(table, "request_throughput_rps", column, unit)
         panels.append(Panel(x, Axis(label, log=True), series, lines=lines))
-    columns: tuple[str, ...] = (
-        "request_throughput_rps",
-        "goodput_rps",
-        "ttft_p50_s",
-        "ttft_p99_s",
-        "tpot_p50_s",
-        "tpot_p99_s",
-        "e2e_p99_s",
-        "regime",
-    )
-    if not of.table["goodput_rps"].notna().any():
-        columns = tuple(column for column in columns if column != "goodput_rps")
     legend = of.legend(table)
     if any(panel.lines for panel in panels):
         legend = (*legend, Key(f"targets: {targets(of.slo)}", "aim"))
@@ -56,14 +44,7 @@ def throughput_latency(of: Points) -> Chart | None:
     if not of.keys:
         note = f"{note} One load gives a point; sweep the rate and the points become a curve.".strip()
     return Chart(
-        "throughput-latency",
-        "Throughput against latency",
-        _throughput_words(of, table),
-        tuple(panels),
-        *of.rows(of.shown, columns),
-        legend,
-        of.csv(of.shown, columns),
-        note,
+        "throughput-latency", "Throughput against latency", _throughput_words(of, table), tuple(panels), legend, note
     )
 
 
@@ -114,17 +95,7 @@ def interactivity(of: Points) -> Chart | None:
     legend = of.legend(table)
     if line:
         legend = (*legend, Key("Pareto frontier: nothing beats it in both", "frontier"))
-    columns = (USERS, PER_GPU, "tpot_p50_s", "output_throughput_tps", "ttft_p99_s", "regime")
-    return Chart(
-        "interactivity",
-        "Interactivity against throughput",
-        f"{caption}.",
-        (panel,),
-        *of.rows(of.shown, columns),
-        legend,
-        of.csv(of.shown, columns),
-        of.note,
-    )
+    return Chart("interactivity", "Interactivity against throughput", f"{caption}.", (panel,), legend, of.note)
 
 
 def cost_curve(of: Points, price: float | None) -> Chart | None:
@@ -132,13 +103,6 @@ def cost_curve(of: Points, price: float | None) -> Chart | None:
     table = of.shown[of.shown["usd_per_mtok_output"].notna()]
     if not len(table):
         return None
-    columns: tuple[str, ...] = (
-        "request_throughput_rps",
-        "busy_fraction",
-        "usd_per_mtok_output",
-        "output_throughput_tps",
-        "regime",
-    )
     panel: Panel | Bars
     if _curved(of, table):
         panel = Panel(
@@ -169,9 +133,7 @@ def cost_curve(of: Points, price: float | None) -> Chart | None:
         "What a million tokens cost",
         f"{caption}.",
         (panel,),
-        *of.rows(of.shown, columns),
         of.legend(table),
-        of.csv(of.shown, columns),
         f"{paid}{of.note}".strip(),
     )
 
@@ -203,7 +165,6 @@ def memory(of: Points) -> Chart | None:
         lost=100 * table["oom_failed"] / table["arrived"],
         again=table["preemptions"] / table["arrived"],
     )
-    columns = ("request_throughput_rps", "kv_peak_fraction", "preemptions", "oom_failed", "regime")
     x, label = _along(of, table)
     full = Line("KV capacity", y=100.0, strong=True)
     panels: list[Panel | Bars] = []
@@ -239,16 +200,7 @@ def memory(of: Points) -> Chart | None:
             panels.append(
                 Panel(Axis(label, base=0.0), axis, of.series(table, x, column, None, shown), lines=(*lines, *aside))
             )
-    return Chart(
-        "memory",
-        "Memory, and the cliff",
-        _memory_words(of, table),
-        tuple(panels),
-        *of.rows(of.shown, columns),
-        of.legend(table),
-        of.csv(of.shown, columns),
-        of.note,
-    )
+    return Chart("memory", "Memory, and the cliff", _memory_words(of, table), tuple(panels), of.legend(table), of.note)
 
 
 def _curved(of: Points, table: pd.DataFrame) -> bool:

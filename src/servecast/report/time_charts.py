@@ -38,25 +38,19 @@ def timeline(view: View) -> Chart | None:
     ends = [float((part["start_s"] + part["seconds"]).max()) for part in decisions.values() if len(part)]
     time = Axis("time [s]", limits=(0.0, max(ends, default=1.0)))
     panels: list[Panel | Bars] = []
-    rows: list[tuple[str, ...]] = []
     for policy in shown:
-        rows_panel, memory, told = _of_policy(view, policy, decisions[policy], looks[policy], time)
-        panels += [rows_panel, memory]
-        rows += told
+        panels += _of_policy(view, policy, decisions[policy], looks[policy], time)
     used = {str(area.look) for panel in panels if isinstance(panel, Panel) for area in panel.areas}
     marked = {m.look: m.name for panel in panels if isinstance(panel, Panel) for m in panel.marks if m.points}
     legend = [Key("rows at work (the policy's colour)", "work")]
     legend += [Key("slots held by finished rows", "idle")] if "idle" in used else []
     legend += [*(Key(name, look) for look, name in marked.items()), Key("KV capacity", "strong")]
-    heads = ("policy", "time [s]", "rows at work", "slots held", "KV memory [%]", "waiting")
     title, caption = "Running rows and KV memory over time", _timeline_caption(view, shown)
-    return Chart("timeline", title, caption, tuple(panels), heads, tuple(rows), tuple(legend))
+    return Chart("timeline", title, caption, tuple(panels), tuple(legend))
 
 
-def _of_policy(
-    view: View, policy: str, decisions: pd.DataFrame, look: int, time: Axis
-) -> tuple[Panel, Panel, list[tuple[str, ...]]]:
-    """Rows at work, KV memory, and the moments with tooltips as rows of a table."""
+def _of_policy(view: View, policy: str, decisions: pd.DataFrame, look: int, time: Axis) -> tuple[Panel, Panel]:
+    """Rows at work, and KV memory."""
     areas: tuple[Area, ...] = ()
     held: tuple[Area, ...] = ()
     at_work: tuple[Datum, ...] = ()
@@ -79,7 +73,6 @@ def _of_policy(
     return (
         Panel(time, Axis("rows", base=0.0), series(at_work), title=policy, areas=areas, height=250),
         Panel(time, memory, series(filled), policy, (capacity,), areas=held, marks=marks, height=250),
-        [(policy, *(value for _, value in datum.numbers)) for datum in filled],
     )
 
 
@@ -179,9 +172,9 @@ def slots(view: View) -> Chart | None:
     looks = places(view.policies, view.kinds)
     held = {policy: held_slots(view, policy) for policy in shown}
     end = max((slot["until"] for each in held.values() for slot in each), default=1.0)
-    panels, rows = [], []
+    panels = []
     for policy in shown:
-        spans = tuple(_span(slot, looks[policy]) for slot in held[policy])
+        spans = tuple(_span(policy, slot, looks[policy]) for slot in held[policy])
         crashes = tuple(
             Datum(slot["until"], float(slot["lane"]), f"request {slot['id']}: out of memory", ())
             for slot in held[policy]
@@ -198,16 +191,14 @@ def slots(view: View) -> Chart | None:
                 height=116 + 17 * max(lanes, 4),
             )
         )
-        rows += [(policy, span.name, *(value for _, value in span.numbers)) for span in spans]
     legend = [Key("prompt", "ink"), Key("answer (the policy's colour)", "work")]
     pieces = {piece.look for panel in panels for span in panel.spans for piece in span.pieces}
     legend += [Key("padding: computed for nobody", "padding")] if "padding" in pieces else []
     legend += [Key("idle: held until the batch ends", "idle")] if "idle" in pieces else []
     legend += [Key("out of memory", "oom")] if any(panel.marks[0].points for panel in panels) else []
-    heads = ("policy", "request", "slot", "from [s]", "first token [s]", "last token [s]", "slot free [s]")
     title = "Who held which slot, and for what"
     caption = _slots_caption(view, shown)
-    return Chart("slots", title, caption, tuple(panels), heads, tuple(rows), tuple(legend), stacked=True)
+    return Chart("slots", title, caption, tuple(panels), tuple(legend), stacked=True)
 
 
 def held_slots(view: View, policy: str) -> list[dict[str, Any]]:
@@ -260,7 +251,7 @@ def _lanes(held: list[dict[str, Any]]) -> None:
         free[lane] = slot["until"]
 
 
-def _span(slot: dict[str, Any], look: int) -> Span:
+def _span(policy: str, slot: dict[str, Any], look: int) -> Span:
     real = slot["start"] + (slot["first"] - slot["start"]) * slot["prompt"] / max(slot["longest"], 1)
     pieces = (
         Piece(slot["start"], real, "ink"),
@@ -272,7 +263,7 @@ def _span(slot: dict[str, Any], look: int) -> Span:
              ("slot free [s]", "until"))  # fmt: skip
     numbers = (("slot", str(slot["slot"])), *((label, number(slot[name], 4)) for label, name in times))
     wanted = tuple(piece for piece in pieces if piece.end > piece.begin)
-    return Span(f"request {slot['id']}", numbers, slot["lane"] - 0.38, slot["lane"] + 0.38, wanted, look)
+    return Span(f"{policy}, request {slot['id']}", numbers, slot["lane"] - 0.38, slot["lane"] + 0.38, wanted, look)
 
 
 def _slots_caption(view: View, shown: tuple[str, ...]) -> str:

@@ -51,7 +51,7 @@ def step_errors(profile: Mapping[str, Any] | None) -> Chart | None:
     errors: Sequence[Mapping[str, Any]] = (profile or {}).get("held_out") or ()
     if not errors:
         return None
-    bars, rows = [], []
+    bars = []
     for error in errors:
         names = [str(error[key]) for key in ("operator", "along", "part", "regime") if error.get(key)]
         if error.get("rows_each", 1) > 1:
@@ -63,7 +63,6 @@ def step_errors(profile: Mapping[str, Any] | None) -> Chart | None:
         parts = (Part(100 * middle, 2), Part(100 * max(tail - middle, 0.0), "beyond"))
         words = f"{_percent(middle)}, p95 {_percent(tail)}"
         bars.append(Bar(", ".join(names), numbers, parts, look=2, words=words))
-        rows.append((", ".join(names), *(value for _, value in numbers)))
     fitted = (profile or {}).get("kind") != _TABULATED
     panel = Bars(Axis(f"error of what was left out of the {'fit' if fitted else 'tables'} [%]", base=0.0), tuple(bars))
     widest = max(errors, key=lambda error: float(error["p95"]))
@@ -72,8 +71,7 @@ def step_errors(profile: Mapping[str, Any] | None) -> Chart | None:
         f"{whose}: half of them are met to within the solid bar, 95 of 100 to within its pale end (p95), and the rest "
         f"lie beyond it. The largest p95 is {_percent(float(widest['p95']))}."
     )
-    heads = ("held out", "median error", "p95", "signed mean", "judged on")
-    return Chart("step-errors", "Errors of step times", caption, (panel,), heads, tuple(rows), (
+    return Chart("step-errors", "Errors of step times", caption, (panel,), (
         Key("median error", "middle"), Key("up to p95", "tail")))  # fmt: skip
 
 

@@ -9,12 +9,14 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from servecast.report.charts.looks import PATHS, marker
+from servecast.report.charts.spec import Bars
 from servecast.report.charts.svg import drawn, look_class
+from servecast.text import BLANK
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from servecast.report.charts.spec import Chart, Key
+    from servecast.report.charts.spec import Bar, Chart, Datum, Key, Panel, Span
 
 MOST_ROWS = 120  # of a table under a chart; the file has all of them
 
@@ -71,19 +73,35 @@ def swatch(key: Key) -> str:
 
 
 def _numbers(chart: Chart) -> str:
-    if not chart.rows:
+    """All numbers of a chart, for eyes that do not read charts: as a table, and as a file."""
+    heads, rows = numbers_of(chart)
+    if not rows:
         return ""
-    shown = chart.rows[:MOST_ROWS]
-    more = (
-        f'<p class="quiet">The first {len(shown)} of {len(chart.rows):,} rows; the file has all.</p>'
-        if len(shown) < len(chart.rows)
-        else ""
-    )
-    button = download(f"{chart.name}.csv", table_csv(chart.heads, chart.rows) if chart.csv is None else chart.csv)
+    more = ""
+    if len(rows) > MOST_ROWS:
+        more = f'<p class="quiet">The first {MOST_ROWS} of {len(rows):,} rows; the file has all.</p>'
     return (
-        f'<div class="numbers"><details><summary>The numbers of this chart</summary>'
-        f"{table(chart.heads, shown, chart.title)}{more}</details>{button}</div>"
+        '<div class="numbers"><details><summary>The numbers of this chart</summary>'
+        f"{table(heads, rows[:MOST_ROWS], chart.title)}{more}</details>"
+        f"{download(f'{chart.name}.csv', _csv(heads, rows))}</div>"
     )
+
+
+def numbers_of(chart: Chart) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Heads and rows of what the tooltips of a chart say: a row a point, each once."""
+    told = [(each.name, dict(each.numbers)) for panel in chart.panels for each in _with_tooltips(panel) if each.numbers]
+    labels = dict.fromkeys(label for _, numbers in told for label in numbers)
+    rows = dict.fromkeys((name, *(numbers.get(label, BLANK) for label in labels)) for name, numbers in told)
+    return ("name", *labels), list(rows)
+
+
+def _with_tooltips(panel: Panel | Bars) -> Iterator[Datum | Bar | Span]:
+    if isinstance(panel, Bars):
+        yield from panel.bars
+        return
+    yield from (datum for series in panel.series for line in series.lines for datum in line)
+    yield from panel.spans
+    yield from (datum for marks in panel.marks for datum in marks.points)
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], label: str, classes: str = "") -> str:
@@ -111,16 +129,16 @@ def download(name: str, data: bytes) -> str:
     text = base64.b64encode(data).decode()
     return (
         f'<a class="csv" download="{escape(name)}" href="data:text/csv;charset=utf-8;base64,{text}">'
-        f'{escape(name)}<span class="quiet"> {size(len(data))}</span></a>'
+        f'{escape(name)}<span class="quiet"> {_size(len(data))}</span></a>'
     )
 
 
-def size(count: int) -> str:
+def _size(count: int) -> str:
     """Bytes as people say them."""
     return f"{count} B" if count < 1000 else f"{count / 1000:.0f} kB" if count < 999_500 else f"{count / 1e6:.1f} MB"
 
 
-def table_csv(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:
+def _csv(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:
     """A table of text as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

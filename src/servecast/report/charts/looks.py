@@ -14,30 +14,8 @@ from servecast.policies import POLICIES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-LIGHT = (
-    "#c4700f",
-    "#b8325e",
-    "#1f6fb2",
-    "#249ca8",
-    "#7a5bb0",
-    "#8a6d3b",
-    "#168064",
-    "#85800f",
-    "#5b6770",
-    "#c2528c",
-)
-DARK = (
-    "#f0a04b",
-    "#f0719b",
-    "#5ba8ee",
-    "#60e4f0",
-    "#b39ae6",
-    "#c9a66b",
-    "#45c4a0",
-    "#cfc657",
-    "#a5b1bb",
-    "#f29cc4",
-)
+LIGHT = ("#c4700f", "#b8325e", "#1f6fb2", "#249ca8", "#7a5bb0", "#8a6d3b", "#168064", "#85800f", "#5b6770", "#c2528c")
+DARK = ("#f0a04b", "#f0719b", "#5ba8ee", "#60e4f0", "#b39ae6", "#c9a66b", "#45c4a0", "#cfc657", "#a5b1bb", "#f29cc4")
 MARKERS = ("circle", "square", "diamond", "up", "down", "plus", "cross", "star", "left", "right")
 
 #: Outlines of markers around (0, 0), with a reach of about 5.

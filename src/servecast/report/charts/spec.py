@@ -203,8 +203,6 @@ class Chart:
     """A figure of a page, and of a file.
 
     name : of its files and its place in the page; caption : the one line that says what it teaches
-    heads, rows : the same numbers as a table, for eyes that do not read charts
-    csv : the table as a file; None where it is that of ``heads`` and ``rows``
     legend : what the looks mean, series first
     stacked : panels stand below each other, as wide as the figure
     """
@@ -213,9 +211,6 @@ class Chart:
     title: str
     caption: str
     panels: tuple[Panel | Bars, ...]
-    heads: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
     legend: tuple[Key, ...] = ()
-    csv: bytes | None = None
     note: str = ""
     stacked: bool = False
