@@ -14,14 +14,14 @@ import numpy as np
 
 from servecast.metrics import METRICS, WIDE, Metric, ranked
 from servecast.report.charts.looks import places
-from servecast.report.charts.spec import Datum, Key, Series
+from servecast.report.charts.spec import Bar, Datum, Key, Part, Series
 from servecast.report.tables import written
 from servecast.run.judged import judged, per_policy
 from servecast.run.results import stated, swept
 from servecast.text import missing, plain_value, short_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pandas as pd
 
@@ -132,6 +132,18 @@ class Points:
             if len(rows):
                 made.append(Series(policy, self.looks[policy], lines, joined=self.ordered))
         return tuple(made)
+
+    def bars(
+        self, table: pd.DataFrame, column: str, values: pd.Series[float], words: Callable[[float], str]
+    ) -> tuple[Bar, ...]:
+        """A bar a point, as long as its value; ``column`` comes first in the tooltip."""
+        return tuple(
+            Bar(
+                self.name(row), self.numbers(row, (column,)), (Part(value, self.looks[row["policy"]]),),
+                look=self.looks[row["policy"]], words=words(value), hollow=bool(row["strained"]),
+            )
+            for value, (_, row) in zip(values.tolist(), table.iterrows(), strict=True)
+        )  # fmt: skip
 
 
 def _ordered(table: pd.DataFrame, keys: Sequence[str]) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from servecast.report.charts.spec import Axis, Bar, Bars, Chart, Key, Line, Panel, Part, Series
+from servecast.report.charts.spec import Axis, Bars, Chart, Key, Line, Panel
 from servecast.report.points import PER_GPU, USERS, frontier
 from servecast.report.tables import targets
 from servecast.text import listed, number, seconds, share, short_key
@@ -12,6 +13,7 @@ from servecast.text import listed, number, seconds, share, short_key
 if TYPE_CHECKING:
     import pandas as pd
 
+    from servecast.report.charts.spec import Datum
     from servecast.report.points import Points
 
 
@@ -66,24 +68,12 @@ def interactivity(of: Points) -> Chart | None:
     edge = table.loc[frontier(table)]
     through = tuple((float(row[USERS]), float(row[PER_GPU])) for _, row in edge.iterrows())
     line = (Line("Pareto frontier", through=through, band=True),) if len(through) > 1 else ()
-    series = []
-    for each in of.series(table, USERS, PER_GPU):
-        lines = tuple(
-            tuple(
-                datum._replace(numbers=(*datum.numbers[:2], ("Pareto frontier", "on it"), *datum.numbers[2:]))
-                if (datum.x, datum.y) in through
-                else datum
-                for datum in part
-            )
-            for part in each.lines
-        )
-        series.append(Series(each.name, each.look, lines, joined=each.joined))
-    panel = Panel(
-        Axis("output tokens/s of each user (1 / median TPOT)", base=0.0),
-        Axis("output tokens/s of each GPU", base=0.0),
-        tuple(series),
-        lines=line,
+    series = tuple(
+        replace(each, lines=tuple(tuple(_on_frontier(datum, through) for datum in part) for part in each.lines))
+        for each in of.series(table, USERS, PER_GPU)
     )
+    x, y = "output tokens/s of each user (1 / median TPOT)", "output tokens/s of each GPU"
+    panel = Panel(Axis(x, base=0.0), Axis(y, base=0.0), series, lines=line)
     fast, full = edge.iloc[-1], edge.iloc[0]
     caption = (
         f"Up is cheaper, right is faster for each user. Most of each GPU: {of.name(full)}, {number(full[PER_GPU])} "
@@ -98,29 +88,29 @@ def interactivity(of: Points) -> Chart | None:
     return Chart("interactivity", "Interactivity against throughput", f"{caption}.", (panel,), legend, of.note)
 
 
+def _on_frontier(datum: Datum, through: tuple[tuple[float, float], ...]) -> Datum:
+    """The point, with a word in its tooltip where it stands on the frontier."""
+    if (datum.x, datum.y) not in through:
+        return datum
+    return datum._replace(numbers=(*datum.numbers[:2], ("Pareto frontier", "on it"), *datum.numbers[2:]))
+
+
 def cost_curve(of: Points, price: float | None) -> Chart | None:
     """Dollars per million output tokens against the load; bars where there is one load only."""
     table = of.shown[of.shown["usd_per_mtok_output"].notna()]
     if not len(table):
         return None
     panel: Panel | Bars
+    dollars, words = "US dollars per million output tokens", "Idle time is paid too"
     if _curved(of, table):
-        panel = Panel(
-            Axis("requests served per second", base=0.0),
-            Axis("US dollars per million output tokens", log=True),
-            of.series(table, "request_throughput_rps", "usd_per_mtok_output"),
-        )
-        words = (
-            "A GPU is paid for by the hour, so a token costs less the more are served"
-            if of.ordered
-            else "Idle time is paid too"
-        )
+        series = of.series(table, "request_throughput_rps", "usd_per_mtok_output")
+        panel = Panel(Axis("requests served per second", base=0.0), Axis(dollars, log=True), series)
+        if of.ordered:
+            words = "A GPU is paid for by the hour, so a token costs less the more are served"
     else:
-        panel = Bars(
-            Axis("US dollars per million output tokens", base=0.0),
-            tuple(_price(of, row) for _, row in table.iterrows()),
-        )
-        words = "Idle time is paid too"
+        prices = table["usd_per_mtok_output"].astype(float)
+        bars = of.bars(table, "usd_per_mtok_output", prices, lambda price: f"${number(price)}")
+        panel = Bars(Axis(dollars, base=0.0), bars)
     sound = table[~table["strained"]]
     cheap = _cheapest(sound if len(sound) else table)
     caption = (
@@ -128,31 +118,12 @@ def cost_curve(of: Points, price: float | None) -> Chart | None:
         f"least {'of all points that keep up' if len(sound) else 'of all'}"
     )
     paid = "" if price is None else f"At ${number(price)} an hour for each GPU, the scenario's own price. "
-    return Chart(
-        "cost-curve",
-        "What a million tokens cost",
-        f"{caption}.",
-        (panel,),
-        of.legend(table),
-        f"{paid}{of.note}".strip(),
-    )
+    title, note = "What a million tokens cost", f"{paid}{of.note}".strip()
+    return Chart("cost-curve", title, f"{caption}.", (panel,), of.legend(table), note)
 
 
 def _cheapest(table: pd.DataFrame) -> Any:
     return table.iloc[int(table["usd_per_mtok_output"].astype(float).to_numpy().argmin())]
-
-
-def _price(of: Points, row: Any) -> Bar:
-    cost = float(row["usd_per_mtok_output"])
-    look = of.looks[row["policy"]]
-    return Bar(
-        of.name(row),
-        of.numbers(row, ("usd_per_mtok_output",)),
-        (Part(cost, look),),
-        look=look,
-        words=f"${number(cost)}",
-        hollow=bool(row["strained"]),
-    )
 
 
 def memory(of: Points) -> Chart | None:
@@ -169,20 +140,9 @@ def memory(of: Points) -> Chart | None:
     full = Line("KV capacity", y=100.0, strong=True)
     panels: list[Panel | Bars] = []
     if x is None:
-        bars = tuple(
-            Bar(
-                of.name(row),
-                of.numbers(row, ("kv_peak_fraction",)),
-                (Part(row["filled"], of.looks[row["policy"]]),),
-                look=of.looks[row["policy"]],
-                words=share(row["kv_peak_fraction"]),
-                hollow=bool(row["strained"]),
-            )
-            for _, row in table.iterrows()
-        )
-        panels.append(
-            Bars(Axis("KV memory at the peak [%]", limits=(0.0, 118.0)), bars, lines=(Line("", x=100.0, strong=True),))
-        )
+        bars = of.bars(table, "kv_peak_fraction", table["filled"], lambda filled: share(filled / 100))
+        axis = Axis("KV memory at the peak [%]", limits=(0.0, 118.0))
+        panels.append(Bars(axis, bars, lines=(Line("", x=100.0, strong=True),)))
     else:
         views: list[tuple[str, str, Axis, tuple[Line, ...]]] = [
             ("filled", "kv_peak_fraction", Axis("KV memory at the peak [%]", limits=(0.0, 112.0)), (full,))
