@@ -28,6 +28,12 @@ def test_it_is_read_in_five_minutes():
     assert TEXT.count("](docs/how-to/") >= 6
 
 
+def test_its_links_lead_somewhere():
+    links = re.findall(r"\]\(([^)#]+)\)", TEXT)
+    assert len(links) > 10
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
 def test_its_tree_has_a_place_for_everything():
     tree = TEXT.partition("## The tree")[2]
     names = {path.stem for path in (ROOT / "src/servecast").iterdir() if not path.name.startswith(("_", "py.typed"))}
