@@ -39,7 +39,6 @@ from servecast.plan.searching import (
 )
 from servecast.plan.uncertainty import Estimate
 from servecast.run.sweep import Progress, trace_notes
-from servecast.scenario import check
 from servecast.scenario.goals import Search
 from servecast.scenario.loading import grid
 from servecast.scenario.traffic import traffic
@@ -265,19 +264,9 @@ def _surveyed(searched: list[Configuration | Option], jobs: int) -> Iterator[Opt
     else:
         from joblib import Parallel, delayed
 
-        # Plain data: the sections of policies do not pickle.
-        tasks = (delayed(_survey_data)(each.scenario.model_dump(mode="json"), _fields(each)) for each in configurations)
-        surveyed = Parallel(n_jobs=jobs, return_as="generator")(tasks)
+        surveyed = Parallel(n_jobs=jobs, return_as="generator")(delayed(survey)(each) for each in configurations)
     for each in searched:
         yield each if isinstance(each, Option) else next(surveyed)
-
-
-def _fields(configuration: Configuration) -> dict[str, Any]:
-    return {key: getattr(configuration, key) for key in ("label", "at", "replicas", "router", "changed", "store")}
-
-
-def _survey_data(data: dict[str, Any], fields: dict[str, Any]) -> Option:
-    return survey(Configuration(scenario=check(data, Path()), **fields))
 
 
 def survey(configuration: Configuration) -> Option:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 from functools import cache, cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servecast.errors import InputError
@@ -21,7 +20,7 @@ from servecast.run.results import Failure, Made, Outcome, Results, Roof
 from servecast.run.shown import view
 from servecast.run.store import digest_of
 from servecast.run.system import System
-from servecast.scenario import Point, check, keypath, points
+from servecast.scenario import keypath, points
 from servecast.scenario.resolved import resolved
 from servecast.scenario.serving import serving
 from servecast.text import listed
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from servecast.run.cluster import Cluster
     from servecast.run.store import Store
     from servecast.run.system import Machines
-    from servecast.scenario import Scenario
+    from servecast.scenario import Point, Scenario
     from servecast.scenario.serving import Serving
     from servecast.workload.traces.trace_file import TraceReport
 
@@ -329,29 +328,20 @@ def _each(
 
             yield place, run(tasks[place], within, machines)
         return
-    # Workers get plain data: the sections of policies are made when the schema is imported, and do not pickle.
-    calls = ((place, *_data(tasks[place]), sweep.tables) for place in places)
+    calls = ((place, tasks[place], sweep.tables) for place in places)
     if cluster is not None:
-        yield from cluster.each(_run_data, calls)
+        yield from cluster.each(_run_in_worker, calls)
         return
     from joblib import Parallel, delayed
 
     # One by one and in any order, so that what has ended is kept at once.
     parallel = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
-    yield from parallel(delayed(_run_data)(*call) for call in calls)
+    yield from parallel(delayed(_run_in_worker)(*call) for call in calls)
 
 
-def _data(task: Task) -> tuple[dict[str, Any], str, dict[str, Any], int]:
-    (label, swept, _, scenario), at = task
-    return scenario.model_dump(mode="json"), label, swept, at
-
-
-def _run_data(
-    place: int, data: dict[str, Any], label: str, swept: dict[str, Any], at: int, tables: bool
-) -> tuple[int, Made | Failure]:
+def _run_in_worker(place: int, task: Task, tables: bool) -> tuple[int, Made | Failure]:
     _keep_imports()
-    scenario = check(data, Path())
-    result = run(Task(Point(label, swept, scenario.workload.seed, scenario), at))
+    result = run(task)
     # What the head would not hold is not sent.
     return place, result._replace(run=None) if isinstance(result, Made) and not tables else result
 

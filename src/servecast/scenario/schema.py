@@ -364,6 +364,10 @@ class Scenario(Section):
     #: The points of its sweep, once they were made (`loading.points`); a changed copy has none.
     __slots__ = ("expanded",)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as plain data: the sections of policies are made when this file is imported, and do not pickle."""
+        return _of_plain, (self.model_dump(mode="json"),)
+
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
         max_length=100,
@@ -432,3 +436,7 @@ class Scenario(Section):
             ]
             labels.append(entry.name or " ".join([entry.kind, *parts]))
         return labels
+
+
+def _of_plain(data: dict[str, Any]) -> Scenario:
+    return Scenario.model_validate(data, context={"folder": Path()})
