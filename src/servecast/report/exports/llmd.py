@@ -48,101 +48,18 @@ def llmd_report(
     native: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
     """The report as a dictionary of plain types; ``native`` is what the engine was given (the scenario)."""
-    requests, decisions = run.requests, run.decisions
-    done = requests["status"] == Status.COMPLETED
-    times = latencies(requests, run.respond)
-    tokens = requests["generated_tokens"][done]
-    length = run.end_s or None
     settings = strict(dict(native or {}))
+    tool = {"tool": "servecast", "tool_version": tool_version}
+    rate = {} if rate_rps is None or not isfinite(rate_rps) else {"rate_qps": rate_rps}
+    users = {} if concurrency is None else {"concurrency": concurrency}
     body: dict[str, Any] = {
         "scenario": {
-            "stack": [
-                {
-                    "metadata": _metadata("servecast-0", settings, "simulated engine"),
-                    "standardized": {
-                        "kind": "inference_engine",
-                        "tool": "servecast",
-                        "tool_version": tool_version,
-                        "role": "aggregate",
-                        "replicas": 1,
-                        "model": {"name": model},
-                        "accelerator": {
-                            "model": device,
-                            "count": tensor_parallel,
-                            "parallelism": {
-                                "dp": 1,
-                                "dp_local": 1,
-                                "workers": 1,
-                                "ep": 1,
-                                "pp": 1,
-                                "tp": tensor_parallel,
-                            },
-                        },
-                    },
-                    "native": {"config": settings},
-                }
-            ],
-            "load": {
-                "metadata": _metadata("load", settings, "simulated client", labelled=False),
-                "standardized": {
-                    "tool": "servecast",
-                    "tool_version": tool_version,
-                    "stage": 0,
-                    "input_seq_len": _distribution(requests["prompt_tokens"]),
-                    "output_seq_len": _distribution(requests["output_tokens"]),
-                    **({} if rate_rps is None or not isfinite(rate_rps) else {"rate_qps": rate_rps}),
-                    **({} if concurrency is None else {"concurrency": concurrency}),
-                    "source": "sampled",
-                },
-                "native": {"config": settings},
-            },
+            "stack": [_engine(tool, settings, model, device, tensor_parallel)],
+            "load": _load(run, tool, settings, rate | users),
         },
         "results": {
-            "request_performance": {
-                "aggregate": {
-                    "requests": {
-                        "total": len(done),
-                        "failures": int((~done).sum()),
-                        "input_length": _statistics(requests["prompt_tokens"][done], "count"),
-                        "output_length": _statistics(tokens, "count"),
-                    },
-                    "throughput": {
-                        "input_token_rate": _rate(requests["prompt_tokens"][done].sum(), length, "tokens/s"),
-                        "output_token_rate": _rate(tokens.sum(), length, "tokens/s"),
-                        "total_token_rate": _rate(
-                            requests["prompt_tokens"][done].sum() + tokens.sum(), length, "tokens/s"
-                        ),
-                        "request_rate": _rate(done.sum(), length, "queries/s"),
-                    },
-                    "latency": {
-                        "time_to_first_token": _statistics(times["ttft"][done], "s"),
-                        "inter_token_latency": _gaps(run),
-                        "time_per_output_token": _statistics(times["tpot"][done], "s/token"),
-                        "normalized_time_per_output_token": _statistics(
-                            times["e2e"][done] / np.maximum(tokens, 1), "s/token"
-                        ),
-                        "request_latency": _statistics(times["e2e"][done], "s"),
-                    },
-                }
-            },
-            "observability": {
-                "components": [
-                    {
-                        "component_label": "servecast-0",
-                        "aggregate": {
-                            "kv_cache_usage": _weighted(
-                                100 * decisions["kv_blocks"] / run.kv_blocks_total, decisions["seconds"], "percent"
-                            ),
-                            "running_requests": _weighted(
-                                decisions["useful_decode_rows"] + decisions["prefill_rows"],
-                                decisions["seconds"],
-                                "count",
-                            ),
-                            "waiting_requests": _weighted(decisions["waiting"], decisions["seconds"], "count"),
-                        },
-                    }
-                ]
-            },
+            "request_performance": {"aggregate": _performance(run)},
+            "observability": {"components": [{"component_label": "servecast-0", "aggregate": _observed(run)}]},
         },
     }
     head = {
@@ -162,6 +79,79 @@ def llmd_report(
 def write_llmd(run: Run, path: Path | str, **options: Any) -> None:
     """Writes `llmd_report` as YAML to ``path``. A place that cannot be written is an InputError."""
     write(path, yaml.safe_dump(llmd_report(run, **options), sort_keys=False, allow_unicode=True))
+
+
+def _engine(tool: dict[str, str], settings: object, model: str, device: str, tensor_parallel: int) -> dict[str, Any]:
+    """The engine that was simulated."""
+    parallelism = {"dp": 1, "dp_local": 1, "workers": 1, "ep": 1, "pp": 1, "tp": tensor_parallel}
+    return {
+        "metadata": _metadata("servecast-0", settings, "simulated engine"),
+        "standardized": {
+            "kind": "inference_engine",
+            **tool,
+            "role": "aggregate",
+            "replicas": 1,
+            "model": {"name": model},
+            "accelerator": {"model": device, "count": tensor_parallel, "parallelism": parallelism},
+        },
+        "native": {"config": settings},
+    }
+
+
+def _load(run: Run, tool: dict[str, str], settings: object, rates: dict[str, float]) -> dict[str, Any]:
+    """The requests that it was sent."""
+    return {
+        "metadata": _metadata("load", settings, "simulated client", labelled=False),
+        "standardized": {
+            **tool,
+            "stage": 0,
+            "input_seq_len": _distribution(run.requests["prompt_tokens"]),
+            "output_seq_len": _distribution(run.requests["output_tokens"]),
+            **rates,
+            "source": "sampled",
+        },
+        "native": {"config": settings},
+    }
+
+
+def _performance(run: Run) -> dict[str, Any]:
+    """Requests, throughput and latency."""
+    done = run.requests["status"] == Status.COMPLETED
+    times = latencies(run.requests, run.respond)
+    prompts, tokens = (run.requests[name][done] for name in ("prompt_tokens", "generated_tokens"))
+    length = run.end_s or None
+    return {
+        "requests": {
+            "total": len(done),
+            "failures": int((~done).sum()),
+            "input_length": _statistics(prompts, "count"),
+            "output_length": _statistics(tokens, "count"),
+        },
+        "throughput": {
+            "input_token_rate": _rate(prompts.sum(), length, "tokens/s"),
+            "output_token_rate": _rate(tokens.sum(), length, "tokens/s"),
+            "total_token_rate": _rate(prompts.sum() + tokens.sum(), length, "tokens/s"),
+            "request_rate": _rate(done.sum(), length, "queries/s"),
+        },
+        "latency": {
+            "time_to_first_token": _statistics(times["ttft"][done], "s"),
+            "inter_token_latency": _gaps(run),
+            "time_per_output_token": _statistics(times["tpot"][done], "s/token"),
+            "normalized_time_per_output_token": _statistics(times["e2e"][done] / np.maximum(tokens, 1), "s/token"),
+            "request_latency": _statistics(times["e2e"][done], "s"),
+        },
+    }
+
+
+def _observed(run: Run) -> dict[str, Any]:
+    """What the engine held while it was busy."""
+    decisions, seconds = run.decisions, run.decisions["seconds"]
+    running = decisions["useful_decode_rows"] + decisions["prefill_rows"]
+    return {
+        "kv_cache_usage": _weighted(100 * decisions["kv_blocks"] / run.kv_blocks_total, seconds, "percent"),
+        "running_requests": _weighted(running, seconds, "count"),
+        "waiting_requests": _weighted(decisions["waiting"], seconds, "count"),
+    }
 
 
 def _metadata(label: str, settings: object, description: str, labelled: bool = True) -> dict[str, Any]:
