@@ -173,20 +173,34 @@ class _System:
     def serve(
         self, environment: simpy.Environment, progress: Callable[[int], None] | None
     ) -> Generator[simpy.Event, None, None]:
-        """The one loop: from instant to instant."""
-        timeout, next_send = environment.timeout, self.client.next_send
-        replicas, horizon, instant = self.replicas, self.horizon_s, self._instant
+        """The one loop: from instant to instant. What it touches each time is kept at hand."""
+        timeout, next_send, receive = environment.timeout, self.client.next_send, self._receive
+        replicas, horizon = self.replicas, self.horizon_s
         first, alone = replicas[0], len(replicas) == 1
         clock = sends = 0.0
         until_flush = _FLUSH_EVERY
         while True:
             # One replica sleeps through arrivals: what they change was known when it decided.
-            now = first.wake if alone else min([next_send(), *[replica.wake for replica in replicas]])
-            if now >= horizon:
+            upcoming = first.wake if alone else min([next_send(), *[replica.wake for replica in replicas]])
+            if upcoming == _inf:
                 break
+            now = upcoming if upcoming < horizon else horizon
             yield timeout(now - clock)
             clock = now
-            sends = instant(now, sends)
+            if sends < now and next_send() < now:
+                receive(now)  # a client may react to a rejection before the step ends
+            while True:
+                for replica in replicas:
+                    if replica.wake <= now + SAME_INSTANT_S:
+                        replica.end()
+                sends = next_send()
+                if sends > now + SAME_INSTANT_S:
+                    break
+                while sends <= now + SAME_INSTANT_S:
+                    now = max(now, sends)
+                    sends = receive(now)
+            if upcoming >= horizon:
+                break
             for replica in replicas:
                 if replica.free:
                     replica.decide(sends if alone else _inf)
@@ -197,26 +211,9 @@ class _System:
                     replica.flush()
                 if progress is not None:
                     progress(sum(replica.ended for replica in replicas))
-        self._settle(now)
-
-    def _instant(self, now: float, sends: float) -> float:
-        """End what ends now, then let in what arrives; when the next request known by then reaches the server [s].
-
-        ``sends``: what the last instant said of that.
-        """
-        next_send = self.client.next_send
-        if sends < now and next_send() < now:
-            self._receive(now)  # a client may react to a rejection before the step ends
-        while True:
-            for replica in self.replicas:
-                if replica.wake <= now + SAME_INSTANT_S:
-                    replica.end()
-            sends = next_send()
-            if sends > now + SAME_INSTANT_S:
-                return sends
-            while sends <= now + SAME_INSTANT_S:
-                now = max(now, sends)
-                sends = self._receive(now)
+        end = max(replica.now for replica in replicas)
+        for replica in replicas:
+            replica.settle(end if upcoming == _inf else max(horizon, end))
 
     def _receive(self, now: float) -> float:
         """Hand out what has arrived by ``now`` [s]; when the next request will."""
@@ -237,14 +234,6 @@ class _System:
                 chosen.take(request, sent_s)
                 chosen.disturb(sent_s)
         return sends
-
-    def _settle(self, now: float) -> None:
-        """Record what a horizon cut off; ``now`` [s] is when the next thing would have happened."""
-        if now < _inf:
-            self._instant(self.horizon_s, 0.0)
-        end = max(replica.now for replica in self.replicas)
-        for replica in self.replicas:
-            replica.settle(end if now == _inf else max(self.horizon_s, end))
 
 
 class _InOrder:

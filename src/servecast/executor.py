@@ -77,7 +77,7 @@ class Affine:
         self.base = base
         self.slope = slope
         self.count = count
-        self.total = base if count == 1 else affine_end(base, slope, count)
+        self.total = base if count == 1 else count * base + slope * (count * (count - 1) // 2)
 
     @property
     def first(self) -> float:

@@ -170,10 +170,20 @@ class State:
 
         overtaking : one who comes could be admitted before those who wait
         """
+        decoding, pool = self.decoding, self.pool
+        rows, running, waiting = decoding.count, len(self.running), len(self.waiting)
         # After a preemption, or with rows that still hold a slot, the next step may admit who could not be in this one.
-        steps = 1 if preempted or self.ended else self.decoding.steps(self.pool.free)
-        interruptible = len(self.running) < max_num_seqs and (not self.waiting or overtaking)
-        return self.step([], 1, steps, preempted, interruptible)
+        steps = 1 if preempted or self.ended else decoding.steps(pool.total - pool.held)
+        stalled = running - len(self.ended) - rows
+        return Batch(
+            step_shape(0, 0, 0, 0, rows, decoding.context, decoding.longest() + 1),
+            steps,
+            [],
+            1,
+            tally(0, rows, running, waiting, preempted, 0, stalled, self.stood),
+            running < max_num_seqs and (not waiting or overtaking),
+            self.rows,
+        )
 
     def rows(self, batch: Batch) -> Iterator[Row]:
         """The rows of the first iteration of ``batch``: those that prefill, then those that decode."""
@@ -206,8 +216,8 @@ class State:
         decoding = self.decoding
         finished: list[Sequence] = []
         if decoding.count:
-            assert batch.tally.useful_decode_rows == batch.decode * decoding.count, "the batch is of another state"
             if batch.decode:
+                assert batch.tally.useful_decode_rows == decoding.count, "the batch is of another state"
                 self._grow(iterations)
                 finished = decoding.advance(iterations)
                 self._decoded_s = now
