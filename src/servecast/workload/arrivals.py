@@ -17,9 +17,16 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from servecast.errors import InputError
+from servecast.workload.checks import AT_LEAST_0, AT_LEAST_1, check
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from servecast.workload.checks import Rule
+
+
+RATE: Rule = ("be above 0 (.inf sends all at once)", lambda value: value > 0)
+BURSTINESS: Rule = ("be above 0 (1 is Poisson, below 1 clumps)", lambda value: value > 0)
 
 
 class Arrivals(Protocol):
@@ -41,7 +48,7 @@ class Poisson:
     rescale: bool = False
 
     def __post_init__(self) -> None:
-        _check_rate(self.rate_rps)
+        check(self, RATE, "rate_rps")
 
     def times(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
         if self.rate_rps == inf:
@@ -63,9 +70,8 @@ class Gamma:
     rescale: bool = False
 
     def __post_init__(self) -> None:
-        _check_rate(self.rate_rps)
-        if not self.burstiness > 0:
-            raise ValueError(f"burstiness is {self.burstiness}; it must be above 0 (1 is Poisson, below 1 clumps)")
+        check(self, RATE, "rate_rps")
+        check(self, BURSTINESS, "burstiness")
 
     @property
     def cv(self) -> float:
@@ -89,7 +95,7 @@ class Constant:
     rate_rps: float
 
     def __post_init__(self) -> None:
-        _check_rate(self.rate_rps)
+        check(self, RATE, "rate_rps")
 
     def times(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
         return _times(np.arange(1.0, n + 1), self.rate_rps)
@@ -120,17 +126,8 @@ class Closed:
     ramp_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.users < 1:
-            raise ValueError(f"users is {self.users}; it must be at least 1")
-        for name in ("think_s", "ramp_s"):
-            value = getattr(self, name)
-            if not (value >= 0 and isfinite(value)):
-                raise ValueError(f"{name} is {value}; it must be finite and at least 0")
-
-
-def _check_rate(rate_rps: float) -> None:
-    if not rate_rps > 0:
-        raise ValueError(f"rate_rps is {rate_rps}; it must be above 0 (.inf sends all at once)")
+        check(self, AT_LEAST_1, "users")
+        check(self, AT_LEAST_0, "think_s", "ramp_s")
 
 
 def _times(passed: NDArray[np.float64], rate_rps: float, rescale: bool = False) -> NDArray[np.float64]:

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
-from math import isfinite, log
+from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from servecast.errors import InputError
+from servecast.workload.checks import ABOVE_0, between, check
 from servecast.workload.clients import LengthColumns
 from servecast.workload.prefixes import PrefixIds
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LONGEST_TOKENS = 10**9  # beyond this a length is taken for a mistake
+_LENGTH = between(1, LONGEST_TOKENS, f"1 and {LONGEST_TOKENS:,}")
 
 
 class Law(Protocol):
@@ -53,7 +55,7 @@ class Fixed:
     tokens: int
 
     def __post_init__(self) -> None:
-        _check_limits(tokens=self.tokens)
+        check(self, _LENGTH, "tokens")
 
     def draw(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
         return np.full(n, self.tokens, dtype=np.int64)
@@ -70,7 +72,7 @@ class Uniform:
     max_tokens: int
 
     def __post_init__(self) -> None:
-        _check_limits(min_tokens=self.min_tokens, max_tokens=self.max_tokens)
+        _check_limits(self)
 
     def draw(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
         return rng.integers(self.min_tokens, self.max_tokens, size=n, dtype=np.int64, endpoint=True)
@@ -91,11 +93,9 @@ class Lognormal:
     max_tokens: int = LONGEST_TOKENS
 
     def __post_init__(self) -> None:
-        _check_limits(min_tokens=self.min_tokens, max_tokens=self.max_tokens)
-        if not (self.median_tokens > 0 and isfinite(self.median_tokens)):
-            raise ValueError(f"median_tokens is {self.median_tokens}; it must be finite and above 0")
-        if not 0 <= self.sigma <= 10:
-            raise ValueError(f"sigma is {self.sigma}; it must lie between 0 (always the median) and 10")
+        _check_limits(self)
+        check(self, ABOVE_0, "median_tokens")
+        check(self, between(0, 10, "0 (always the median) and 10"), "sigma")
 
     def draw(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
         drawn = np.exp(log(self.median_tokens) + self.sigma * rng.standard_normal(n))
@@ -225,12 +225,10 @@ def _independent(columns: dict[str, tuple[float, ...]], prompt: str, output: str
         raise InputError(place, str(error)) from error
 
 
-def _check_limits(**limits: int) -> None:
-    for name, tokens in limits.items():
-        if not 1 <= tokens <= LONGEST_TOKENS:
-            raise ValueError(f"{name} is {tokens}; it must lie between 1 and {LONGEST_TOKENS:,}")
-    if limits.get("min_tokens", 1) > limits.get("max_tokens", LONGEST_TOKENS):
-        raise ValueError(f"min_tokens is {limits['min_tokens']}, above max_tokens {limits['max_tokens']}; swap them")
+def _check_limits(law: Uniform | Lognormal) -> None:
+    check(law, _LENGTH, "min_tokens", "max_tokens")
+    if law.min_tokens > law.max_tokens:
+        raise ValueError(f"min_tokens is {law.min_tokens}, above max_tokens {law.max_tokens}; swap them")
 
 
 def _ends(values: tuple[float, ...]) -> str:
@@ -258,13 +256,9 @@ class RandomLengths:
     block_size: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("input_tokens", "output_tokens", "block_size"):
-            if not 1 <= getattr(self, name) <= LONGEST_TOKENS:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must lie between 1 and {LONGEST_TOKENS:,}")
-        if not 0 <= self.range_ratio < 1:
-            raise ValueError(f"range_ratio is {self.range_ratio}; it must be at least 0 and below 1")
-        if not 0 <= self.prefix_tokens <= LONGEST_TOKENS:
-            raise ValueError(f"prefix_tokens is {self.prefix_tokens}; it must be at least 0")
+        check(self, _LENGTH, "input_tokens", "output_tokens", "block_size")
+        check(self, ("be at least 0 and below 1", lambda value: 0 <= value < 1), "range_ratio")
+        check(self, ("be at least 0", lambda value: 0 <= value <= LONGEST_TOKENS), "prefix_tokens")
 
     def draw(self, n: int, prompt_rng: np.random.Generator, output_rng: np.random.Generator) -> LengthColumns:
         prompt = self._around(self.input_tokens, n, prompt_rng) + self.prefix_tokens

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from servecast.workload.arrivals import BURSTINESS
+from servecast.workload.checks import ABOVE_0, between, check, one_of
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -22,14 +25,6 @@ def _gaps(n: int, burstiness: float, rng: np.random.Generator) -> NDArray[np.flo
     if burstiness == inf:
         return np.ones(n)
     return rng.standard_gamma(burstiness, n) / burstiness
-
-
-def _check(burstiness: float, **positive: float) -> None:
-    if not burstiness > 0:
-        raise ValueError(f"burstiness is {burstiness}; it must be above 0 (1 is Poisson, below 1 clumps)")
-    for name, value in positive.items():
-        if not (value > 0 and isfinite(value)):
-            raise ValueError(f"{name} is {value}; it must be finite and above 0")
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,7 @@ class Piecewise:
     repeat: bool = False
 
     def __post_init__(self) -> None:
-        _check(self.burstiness)
+        check(self, BURSTINESS, "burstiness")
         if not self.durations_s or len(self.durations_s) != len(self.rates_rps):
             raise ValueError(
                 f"durations_s has {len(self.durations_s)} values, rates_rps {len(self.rates_rps)}; give as many"
@@ -96,11 +91,10 @@ class Diurnal:
     burstiness: float = 1.0
 
     def __post_init__(self) -> None:
-        _check(self.burstiness, mean_rps=self.mean_rps, period_s=self.period_s)
-        if not 0 <= self.swing <= 1:
-            raise ValueError(f"swing is {self.swing}; it must lie between 0 (flat) and 1")
-        if not isfinite(self.peak_s):
-            raise ValueError(f"peak_s is {self.peak_s}; it must be finite")
+        check(self, BURSTINESS, "burstiness")
+        check(self, ABOVE_0, "mean_rps", "period_s")
+        check(self, between(0, 1, "0 (flat) and 1"), "swing")
+        check(self, ("be finite", isfinite), "peak_s")
 
     def passed(self, time_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Requests expected until ``time_s``."""
@@ -135,9 +129,9 @@ class RampUp:
     burstiness: float = 1.0
 
     def __post_init__(self) -> None:
-        _check(self.burstiness, start_rps=self.start_rps, end_rps=self.end_rps)
-        if self.strategy not in ("linear", "exponential"):
-            raise ValueError(f"strategy is {self.strategy}; it must be linear or exponential")
+        check(self, BURSTINESS, "burstiness")
+        check(self, ABOVE_0, "start_rps", "end_rps")
+        check(self, one_of("linear", "exponential"), "strategy")
 
     def rates(self, n: int) -> NDArray[np.float64]:
         """(n,) requests/s at each request."""
@@ -171,10 +165,8 @@ class Modulated:
     variance_60s: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(1.0, rate_rps=self.rate_rps)
-        for name in ("variance_1s", "variance_10s", "variance_60s"):
-            if not (0 <= getattr(self, name) <= 1e6):
-                raise ValueError(f"{name} is {getattr(self, name)}; it must lie between 0 and a million")
+        check(self, ABOVE_0, "rate_rps")
+        check(self, between(0, 1e6, "0 and a million"), "variance_1s", "variance_10s", "variance_60s")
 
     @classmethod
     def of_dispersion(cls, rate_rps: float, iod_1s: float, iod_10s: float, iod_60s: float) -> Modulated:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from math import inf, isfinite, isnan
+from math import inf, isnan
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from servecast.workload.checks import AT_LEAST_0, AT_LEAST_1, check
 from servecast.workload.clients import OpenLoop, RequestColumns
 from servecast.workload.prefixes import PrefixIds, ramps
 from servecast.workload.synthetic import streams
@@ -112,12 +113,9 @@ class Conversations:
     block_size: int = 16
 
     def __post_init__(self) -> None:
-        if not (self.think_s >= 0 and isfinite(self.think_s)):
-            raise ValueError(f"think_s is {self.think_s}; it must be finite and at least 0")
-        if self.system_tokens < 0:
-            raise ValueError(f"system_tokens is {self.system_tokens}; it must be at least 0")
-        if self.block_size < 1:
-            raise ValueError(f"block_size is {self.block_size}; it must be at least 1")
+        check(self, AT_LEAST_0, "think_s")
+        check(self, ("be at least 0", lambda value: value >= 0), "system_tokens")
+        check(self, AT_LEAST_1, "block_size")
 
     def generate(self, conversations: int, seed: int) -> RequestColumns:
         """The turns of ``conversations``, in order of the earliest times they can be sent."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from servecast.workload.checks import ABOVE_0, check
 from servecast.workload.clients import RequestColumns
 from servecast.workload.shaping import split
 from servecast.workload.synthetic import streams
@@ -38,8 +39,7 @@ class Tenant:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("name is empty; give each tenant one")
-        if self.share is not None and not (self.share > 0 and isfinite(self.share)):
-            raise ValueError(f"share is {self.share}; it must be finite and above 0")
+        check(self, ABOVE_0, "share")
 
 
 def mixture(tenants: Sequence[Tenant], requests: int, seed: int) -> RequestColumns:

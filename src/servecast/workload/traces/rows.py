@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
@@ -179,7 +180,9 @@ class Rejected:
 class Rejections:
     """Collects rows turned away; ``strict`` makes the first malformed row of the file at ``path`` an error.
 
-    ``counted`` is what the numbers of rows count: lines, or the requests of a document.
+    counted : what the numbers of rows count: lines, or the requests of a document
+    notes : what a user should be told of the file, a sentence each
+    counts : what became of the other rows, by fields of `TraceReport`
     """
 
     path: str
@@ -187,6 +190,7 @@ class Rejections:
     counted: str = "line"
     blank_lines: int = 0
     notes: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
     _lines: dict[str, list[int]] = field(default_factory=dict)
     _examples: dict[str, str] = field(default_factory=dict)
     _first: tuple[int, Malformed] | None = None
@@ -212,9 +216,9 @@ class Rejections:
             else:
                 self.blank_lines += 1
 
-    def left_out(self, lines: Iterable[int], reason: str) -> None:
+    def left_out(self, lines: list[int], reason: str) -> None:
         """Notes well-formed rows that are no requests to send."""
-        if lines := list(lines):
+        if lines:
             self._lines.setdefault(reason, []).extend(lines)
 
     def settle(self) -> None:

@@ -9,12 +9,13 @@ report: ``rows_read = rows used + rejected + outside_slice + thinned + beyond_re
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf, isfinite
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from math import inf
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from servecast.errors import InputError
+from servecast.workload.checks import ABOVE_0, AT_LEAST_0, AT_LEAST_1, check, one_of
 from servecast.workload.clients import RecordedRequests, RequestColumns
 from servecast.workload.prefixes import PrefixIds
 from servecast.workload.shaping import Copies, as_it_is, at_rate, sessions_of
@@ -41,15 +42,6 @@ class Trace:
     columns: RequestColumns
     report: TraceReport
     recorded: RecordedRequests | None = None
-
-
-class _Taken(NamedTuple):
-    """Rows within slice and limits, with how many requests were clipped, and kept over a limit."""
-
-    rows: Block
-    outside: int
-    clipped: int
-    over: int
 
 
 @dataclass(frozen=True)
@@ -99,31 +91,15 @@ class TraceFile:
     jitter_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (self.start_s >= 0 and isfinite(self.start_s)):
-            raise ValueError(f"start_s is {self.start_s}; it must be finite and at least 0")
-        if not (self.jitter_s >= 0 and isfinite(self.jitter_s)):
-            raise ValueError(f"jitter_s is {self.jitter_s}; it must be finite and at least 0")
-        if self.duration_s is not None and not self.duration_s > 0:
-            raise ValueError(f"duration_s is {self.duration_s}; it must be above 0")
-        if not 1e-6 <= self.rate_scale <= 1e6:
-            raise ValueError(f"rate_scale is {self.rate_scale}; it must be between 1e-6 and 1e6 (2 is twice as fast)")
-        for name in ("prompt_scale", "output_scale", "rate_rps"):
-            factor = getattr(self, name)
-            if factor is not None and not (factor > 0 and isfinite(factor)):
-                raise ValueError(f"{name} is {factor}; it must be finite and above 0")
-        for name in ("max_prompt_tokens", "max_output_tokens", "part", "skip_requests"):
-            limit = getattr(self, name)
-            if limit is not None and limit < 1:
-                raise ValueError(f"{name} is {limit}; it must be at least 1")
-        if self.time_unit not in (None, *TICKS):
-            raise ValueError(f"time_unit is {self.time_unit}; it must be one of {', '.join(TICKS)}")
-        for name, known in (
-            ("on_bad_row", ("error", "skip")),
-            ("over_max", ("drop", "clip", "reject")),
-            ("sessions", ("as_recorded", "chained")),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be {' or '.join(known)}")
+        check(self, AT_LEAST_0, "start_s", "jitter_s")
+        check(self, ("be above 0", lambda value: value > 0), "duration_s")
+        check(self, ("be between 1e-6 and 1e6 (2 is twice as fast)", lambda value: 1e-6 <= value <= 1e6), "rate_scale")
+        check(self, ABOVE_0, "prompt_scale", "output_scale", "rate_rps")
+        check(self, AT_LEAST_1, "max_prompt_tokens", "max_output_tokens", "part", "skip_requests")
+        check(self, (f"be one of {', '.join(TICKS)}", lambda value: value in TICKS), "time_unit")
+        check(self, one_of("error", "skip"), "on_bad_row")
+        check(self, one_of("drop", "clip", "reject"), "over_max")
+        check(self, one_of("as_recorded", "chained"), "sessions")
 
     def read(self, requests: int | None = None, seed: int = 0) -> Trace:
         """The requests of the trace; with ``requests``, exactly so many. What cannot be is an InputError.
@@ -140,16 +116,17 @@ class TraceFile:
         if not len(rows.lines):
             raise InputError(self.path, _nothing(rows_read, rejections))
         rows, steps_back = _sorted(rows)
-        taken = self._taken(rows, unit, rejections)
-        rows, times = taken.rows, _times(taken.rows)
-        since_s = (times - times[0]) / TICKS[unit]  # whole ticks are subtracted first: dates stay exact
+        rows = self._taken(rows, unit, rejections)
+        times = _times(rows)
         offset_s = float(times[0] / TICKS[unit])
-        copies = self._jittered(self._copies(since_s, rows, seed), rows, seed)
+        # From here on times are seconds since the first; whole ticks are subtracted before, so that dates stay exact.
+        rows = rows._replace(times=(times - times[0]) / TICKS[unit])
+        copies = self._jittered(self._copies(rows, seed), rows, seed)
         wanted = len(copies.rows) if requests is None else requests
         self._check_wanted(wanted, len(copies.rows))
         left, used = len(np.unique(copies.rows)), len(np.unique(copies.rows[:wanted]))
         arrival_s = self._arrivals(copies.arrival_s, wanted, offset_s, found.dates)
-        columns, picked, since_s = self._columns(rows, since_s, copies, arrival_s, found.prefix_block_size)
+        columns, picked = self._columns(rows, copies, arrival_s, found.prefix_block_size)
         report = TraceReport(
             path=self.path,
             format=reader.name,
@@ -158,20 +135,20 @@ class TraceFile:
             rows_used=used,
             blank_lines=rejections.blank_lines,
             rejected=rejections.all(),
-            outside_slice=taken.outside,
             beyond_requests=left - used,
             cycles=-(-wanted // len(copies.rows)),
             out_of_order=len(steps_back),
             origin_s=0.0 if self.keep_offset else offset_s,
             prefix_block_size=columns.prefix_block_size,
             thinned=len(rows.lines) - left,
-            clipped=taken.clipped,
-            over_limit=taken.over,
+            outside_slice=rejections.counts["outside_slice"],
+            clipped=rejections.counts["clipped"],
+            over_limit=rejections.counts["over_limit"],
         )
         if raised:
             rejections.notes.append(f"{raised:,} requests without output tokens are sent as requests for one")
         notes = (*rejections.notes, *notes_on(self, report, reader, found, columns, steps_back, rows))
-        recorded = _recorded(picked, since_s if timed else None, offset_s, failed, reader.name)
+        recorded = _recorded(picked, timed, offset_s, failed, reader.name)
         return Trace(columns, replace(report, notes=notes), recorded)
 
     def _rows(self, rejections: Rejections) -> tuple[Reader, Found, str, Block]:
@@ -229,7 +206,7 @@ class TraceFile:
             raise InputError(self.path, f"time_unit is {self.time_unit}, but {reader.name} has dates; leave it out")
         return self.time_unit
 
-    def _taken(self, rows: Block, unit: str, rejections: Rejections) -> _Taken:
+    def _taken(self, rows: Block, unit: str, rejections: Rejections) -> Block:
         """The rows in the slice that are within the limits."""
         times = _times(rows)
         passed_s = (times - times[0]) / TICKS[unit]
@@ -241,7 +218,8 @@ class TraceFile:
                 self.path,
                 f"no request lies in the slice from {self.start_s:g} s{beyond}; the trace spans {passed_s[-1]:g} s",
             )
-        kept, over_limit = self._scaled(inside), 0
+        rejections.counts["outside_slice"] = len(rows.lines) - len(inside.lines)
+        kept = self._scaled(inside)
         clipped = np.zeros(len(kept.lines), bool)
         for name, limit in (("prompt_tokens", self.max_prompt_tokens), ("output_tokens", self.max_output_tokens)):
             if limit is None:
@@ -251,15 +229,16 @@ class TraceFile:
                 kept = kept._replace(**{name: np.minimum(getattr(kept, name), limit)})
                 clipped |= over
             elif self.over_max == "reject":
-                over_limit += int(over.sum())
+                rejections.counts["over_limit"] += int(over.sum())
             else:
-                rejections.left_out(kept.lines[over], f"{name} above {limit}")
+                rejections.left_out(kept.lines[over].tolist(), f"{name} above {limit}")
                 kept, clipped = kept.take(np.flatnonzero(~over)), clipped[~over]
         if not len(kept.lines):
             raise InputError(
                 self.path, f"none of the {len(inside.lines):,} requests in the slice is within the limits; raise them"
             )
-        return _Taken(kept, len(rows.lines) - len(inside.lines), int(clipped.sum()), over_limit)
+        rejections.counts["clipped"] = int(clipped.sum())
+        return kept
 
     def _scaled(self, rows: Block) -> Block:
         if self.prompt_scale == 1 and self.output_scale == 1:
@@ -271,7 +250,8 @@ class TraceFile:
         ids = rows.prefix_ids if self.prompt_scale == 1 else None  # ids stand for the prompts as they were
         return rows._replace(prompt_tokens=prompt, output_tokens=output, prefix_ids=ids)
 
-    def _copies(self, since_s: NDArray[np.float64], rows: Block, seed: int) -> Copies:
+    def _copies(self, rows: Block, seed: int) -> Copies:
+        since_s = _times(rows)
         if self.rate_rps is None:
             return as_it_is(since_s)
         if not since_s[-1] > 0:
@@ -318,14 +298,9 @@ class TraceFile:
         return arrival_s
 
     def _columns(
-        self,
-        rows: Block,
-        since_s: NDArray[np.float64],
-        copies: Copies,
-        arrival_s: NDArray[np.float64],
-        block_size: int | None,
-    ) -> tuple[RequestColumns, Block, NDArray[np.float64]]:
-        """The requests that arrive at these times, their rows, and the times of these since the first row [s]."""
+        self, rows: Block, copies: Copies, arrival_s: NDArray[np.float64], block_size: int | None
+    ) -> tuple[RequestColumns, Block]:
+        """The requests that arrive at these times, and their rows."""
         wanted = len(arrival_s)
         at = np.resize(copies.rows, wanted)
         copy = np.resize(copies.copy, wanted) + np.arange(wanted) // len(copies.rows) * (int(copies.copy.max()) + 1)
@@ -350,13 +325,11 @@ class TraceFile:
             picked.tenant,
             ids,
             block_size if ids is not None else None,
-            self._delays(picked, sessions, since_s[at]),
+            self._delays(picked, sessions),
         )
-        return columns, picked, since_s[at]
+        return columns, picked
 
-    def _delays(
-        self, rows: Block, sessions: list[str | None] | None, since_s: NDArray[np.float64]
-    ) -> NDArray[np.float64] | None:
+    def _delays(self, rows: Block, sessions: list[str | None] | None) -> NDArray[np.float64] | None:
         """What `RequestColumns.delay_s` says; None where no turn waits for another."""
         chained = self.sessions == "chained" and sessions is not None
         if sessions is None or (rows.delay is None and not chained):
@@ -366,6 +339,7 @@ class TraceFile:
         before = _before(sessions)
         delays[before < 0] = np.nan  # the turn it follows was cut off: it comes at the earliest time it could
         if chained and rows.e2e_s is not None:
+            since_s = _times(rows)
             recorded = since_s - since_s[before] - rows.e2e_s[before]
             known = (before >= 0) & np.isnan(delays) & ~np.isnan(recorded)
             delays[known] = np.maximum(recorded[known], 0.0)
@@ -382,15 +356,13 @@ def _fitting(readers: tuple[Reader, ...], content: Content) -> list[tuple[Reader
     return [(reader, found) for reader in readers if (found := reader.find(content)) is not None]
 
 
-def _recorded(
-    rows: Block, since_s: NDArray[np.float64] | None, offset_s: float, failed: int, source: str
-) -> RecordedRequests | None:
-    """What was measured of these rows, at these times since the first (None without times); None if nothing was."""
+def _recorded(rows: Block, timed: bool, offset_s: float, failed: int, source: str) -> RecordedRequests | None:
+    """What was measured of these rows; None if nothing was. Without times, or without a latency, all of it is NaN."""
     if rows.ttft_s is None and rows.e2e_s is None:
         return None
     unknown = np.full(len(rows.lines), np.nan)
-    arrival_s = unknown if since_s is None else since_s
-    sent_s = arrival_s if rows.sent is None or since_s is None else rows.sent - offset_s
+    arrival_s = _times(rows) if timed else unknown
+    sent_s = arrival_s if rows.sent is None or not timed else rows.sent - offset_s
     ttft_s, e2e_s = (unknown if column is None else column for column in (rows.ttft_s, rows.e2e_s))
     lengths = rows.prompt_tokens, rows.output_tokens
     return RecordedRequests(arrival_s, sent_s, *lengths, ttft_s, e2e_s, rows.itl_s, failed, source)
@@ -403,7 +375,7 @@ def _sorted(rows: Block) -> tuple[Block, NDArray[np.int64]]:
     return (rows.take(np.argsort(times, kind="stable")) if len(steps_back) else rows), steps_back
 
 
-def _times(rows: Block) -> NDArray[np.number]:
+def _times(rows: Block) -> NDArray[Any]:
     assert rows.times is not None, "rows without times were given some"
     return rows.times
 
@@ -424,17 +396,12 @@ def _with_delays(rows: Block, unit: str, rejections: Rejections) -> Block:
     if rows.delay is None or rows.session is None:
         return rows
     times = _times(rows).astype(np.float64)
-    last: dict[str | None, float] = {}
+    before = _before(rows.session)
     kept = np.ones(len(rows.lines), bool)
-    for row, (name, delay_s) in enumerate(zip(rows.session, rows.delay.tolist(), strict=True)):
-        if not np.isnan(delay_s):
-            if name not in last:
-                kept[row] = False
-                continue
-            times[row] = last[name] + delay_s * TICKS[unit]
-        if name is not None:
-            last[name] = float(times[row])
-    rejections.left_out(rows.lines[~kept], "a delay, and no turn before it")
+    for row in np.flatnonzero(~np.isnan(rows.delay)):
+        kept[row] = before[row] >= 0 and kept[before[row]]
+        times[row] = times[before[row]] + rows.delay[row] * TICKS[unit]
+    rejections.left_out(rows.lines[~kept].tolist(), "a delay, and no turn before it")
     return rows._replace(times=times).take(np.flatnonzero(kept))
 
 
@@ -456,14 +423,12 @@ def _servable(rows: Block, rejections: Rejections, zero_as_one: bool) -> tuple[B
     failed = np.zeros(len(rows.lines), bool) if rows.failed is None else rows.failed
     no_prompt = (rows.prompt_tokens == 0) & ~failed
     no_output = (rows.output_tokens == 0) & ~no_prompt & ~failed
-    rejections.left_out(rows.lines[failed], FAILED)
-    rejections.left_out(rows.lines[no_prompt], "no prompt tokens")
-    if zero_as_one:
-        raised = int(no_output.sum())
-        rows = rows._replace(output_tokens=np.where(no_output, 1, rows.output_tokens))
-        return rows.take(np.flatnonzero(~(failed | no_prompt))), raised
-    rejections.left_out(rows.lines[no_output], "no output tokens")
-    return rows.take(np.flatnonzero(~(failed | no_prompt | no_output))), 0
+    raised = no_output & zero_as_one
+    rows = rows._replace(output_tokens=np.where(raised, 1, rows.output_tokens))
+    dropped = ((FAILED, failed), ("no prompt tokens", no_prompt), ("no output tokens", no_output & ~raised))
+    for reason, which in dropped:
+        rejections.left_out(rows.lines[which].tolist(), reason)
+    return rows.take(np.flatnonzero(~(failed | no_prompt | (no_output & ~raised)))), int(raised.sum())
 
 
 def _nothing(rows_read: int, rejections: Rejections) -> str:

@@ -44,12 +44,12 @@ class TraceReport:
     rows_used: int
     blank_lines: int
     rejected: tuple[Rejected, ...]
-    outside_slice: int
     beyond_requests: int
     cycles: int
     out_of_order: int
     origin_s: float
     prefix_block_size: int | None
+    outside_slice: int = 0
     thinned: int = 0
     clipped: int = 0
     over_limit: int = 0
