@@ -1,1 +1,1 @@
-"""Questions of capacity: many runs at once (`sweep`), memory and ridge (`explain`), worked numbers (`lessons`)."""
+"""The fewest GPUs for a goal: search, capacity, how sure it is; and the worked numbers of batching (`lessons`)."""

@@ -201,8 +201,8 @@ class Plan:
         data: dict[str, Any] = strict(asdict(self))
         del data["resumed"]
         data["may_not_hold"] = self.may_not_hold
-        for option, told in zip(self.options, data["options"], strict=True):
-            _finish(option, told)
+        for option, plain in zip(self.options, data["options"], strict=True):
+            _finish(option, plain)
         if self.best is not None:
             _finish(self.best, data["best"])
         if self.best is not None and self.best.usd_per_mtok:
@@ -218,10 +218,10 @@ class Plan:
         return data
 
 
-def _finish(option: Option, told: dict[str, Any]) -> None:
+def _finish(option: Option, plain: dict[str, Any]) -> None:
     """What an option's plain data have beside its fields."""
-    del told["drawn"]
-    told |= {
+    del plain["drawn"]
+    plain |= {
         "replica_gpus": option.replica_gpus,
         "usd_for_target": option.usd_for_target,
         "why_not": option.why_not,
@@ -236,10 +236,10 @@ def falls_short(capacity: Estimate, target: float) -> bool:
 def missed(at_target: Mapping[str, Estimate], goal: Mapping[str, float]) -> Iterator[tuple[str, float, float]]:
     """Each statistic whose bad end misses its target: its name, that end, and the target."""
     for name, target in goal.items():
-        told = at_target.get(name)
-        if told is None or told.low is None or told.high is None:
+        found = at_target.get(name)
+        if found is None or found.low is None or found.high is None:
             continue
-        bad = told.low if at_least(name) else told.high
+        bad = found.low if at_least(name) else found.high
         if bad < target if at_least(name) else bad > target:
             yield name, bad, target
 

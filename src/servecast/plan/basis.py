@@ -73,8 +73,8 @@ def _data(scenario: Scenario, best: Option | None) -> dict[str, Any]:
     unsettled = scenario.model_dump(mode="json", exclude={"derived"})
     # What `like` fills in must not look as if it had been given.
     unsettled["policies"] = [
-        {"kind": entry.kind, **entry.model_dump(mode="json", exclude_unset=True)} if entry.like is not None else told
-        for entry, told in zip(scenario.policies, unsettled["policies"], strict=True)
+        {"kind": entry.kind, **entry.model_dump(mode="json", exclude_unset=True)} if entry.like is not None else plain
+        for entry, plain in zip(scenario.policies, unsettled["policies"], strict=True)
     ]
     if best is None:
         return unsettled

@@ -62,9 +62,9 @@ def enough(configuration: Configuration, option: Option) -> Option:
             configuration.scenario.replicas is not None
             or configuration.gpus(replicas + 1) > configuration.search.most_gpus
         ):
-            told = f"{found.why} above {found.mean:.4g} {option.unit} with {len(seeds)} seeds"
+            reason = f"{found.why} above {found.mean:.4g} {option.unit} with {len(seeds)} seeds"
             return replace(
-                option, target_replicas=None, target_gpus=None, refused=told, fleet_capacity=None, usd_at_target={}
+                option, target_replicas=None, target_gpus=None, refused=reason, fleet_capacity=None, usd_at_target={}
             )
         replicas += 1
 
@@ -124,8 +124,8 @@ def _holds(configuration: Configuration, best: Option, seeds: Sequence[int], dra
     def supported(count: int) -> bool:
         if count <= replicas:
             return False
-        told = capacity(count)
-        if told is None or told.value < target or falls_short(told, target):
+        most = capacity(count)
+        if most is None or most.value < target or falls_short(most, target):
             return False
         return not list(missed(statistics(configuration, count, seeds, drawn), configuration.goal.slo))
 
@@ -139,10 +139,10 @@ def _holds(configuration: Configuration, best: Option, seeds: Sequence[int], dra
     count = fewest(
         supported, max(replicas + 1, math.ceil(replicas * target / low * (1 - configuration.search.tolerance))), most
     )
-    told = None if count is None else capacity(count)
-    if count is None or told is None:
+    highest = None if count is None else capacity(count)
+    if count is None or highest is None:
         return None
-    return Fleet(count, configuration.gpus(count), told, configuration.usd_per_hour(count))
+    return Fleet(count, configuration.gpus(count), highest, configuration.usd_per_hour(count))
 
 
 def _narrowed(configuration: Configuration, replicas: int) -> tuple[Found, list[int]]:
@@ -162,9 +162,9 @@ def _narrowed(configuration: Configuration, replicas: int) -> tuple[Found, list[
     return found, seeds
 
 
-def _half_width(told: Estimate) -> float:
-    assert told.low is not None and told.high is not None
-    return (told.high - told.low) / 2 / told.value
+def _half_width(found: Estimate) -> float:
+    assert found.low is not None and found.high is not None
+    return (found.high - found.low) / 2 / found.value
 
 
 def saturation(configuration: Configuration, seeds: Sequence[int], replicas: int) -> Estimate | None:
@@ -201,7 +201,7 @@ def at_the_target(option: Option, configuration: Configuration, seeds: Sequence[
         if tokens is not None:
             rate = configuration.rate(option.target, seed, replicas)
         if tokens is not None and rate is not None:
-            by_seed.append({kind: told.value for kind, told in dollars(usd, Estimate(rate), tokens).items()})
+            by_seed.append({kind: price.value for kind, price in dollars(usd, Estimate(rate), tokens).items()})
     kinds = [kind for kind in by_seed[0] if all(kind in each for each in by_seed)] if by_seed else []
     return replace(option, usd_at_target={kind: estimate([each[kind] for each in by_seed]) for kind in kinds})
 
@@ -213,8 +213,8 @@ def with_extrapolation(
     samples = [configuration.sample(at, seed, replicas) for at, seed in looked_at]
     shares = [float(value) for each in samples if (value := each.row["extrapolated_fraction"]) is not None]
     most = max([*shares, *([] if option.extrapolated is None else [option.extrapolated])], default=None)
-    told = [each.extrapolation for each in samples if each.extrapolation is not None]
-    words = sentence(option.label, max(shares, default=0.0), told) if told else option.beyond
+    outside = [each.extrapolation for each in samples if each.extrapolation is not None]
+    words = sentence(option.label, max(shares, default=0.0), outside) if outside else option.beyond
     return replace(option, extrapolated=most if option.calibrated else None, beyond=words)
 
 
@@ -261,14 +261,14 @@ def _notes(configuration: Configuration, best: Option, found: Found, seed: int, 
 
 def _length(configuration: Configuration, best: Option, arrived: int) -> str:
     load = configuration.load
-    told = f"Length of runs: {arrived:,} requests at the highest load"
+    length = f"Length of runs: {arrived:,} requests at the highest load"
     if not load.made:
-        return f"{told}, as many as are recorded; a recording is not made longer."
+        return f"{length}, as many as are recorded; a recording is not made longer."
     own = configuration.scenario.workload.requests
     if best.drift is None:
-        return f"{told}; workload.requests is {own:,}, and search.most_requests lets no run be longer."
+        return f"{length}; workload.requests is {own:,}, and search.most_requests lets no run be longer."
     change = f"{abs(best.drift):.1%} {'more' if best.drift > 0 else 'less'}"
-    return f"{told} (workload.requests: {own:,}); one replica serves {change} in runs half as long."
+    return f"{length} (workload.requests: {own:,}); one replica serves {change} in runs half as long."
 
 
 def _changes(
@@ -279,14 +279,14 @@ def _changes(
     All with the first seed, in runs that are enough for a difference.
     """
     brief = shortened(configuration)
-    told = capacities(brief, best.replicas, brief.seeds(1), start, [start])
-    if not told.by_seed:
+    found = capacities(brief, best.replicas, brief.seeds(1), start, [start])
+    if not found.by_seed:
         return None, (), ()
-    before = told.by_seed[0]
+    before = found.by_seed[0]
     tried: list[Change] = []
     digests: list[str] = []
     for changed in _candidates(configuration):
-        label = ", ".join(f"{key.rsplit('.', 1)[-1]}={_told(value)}" for key, value in changed.items())
+        label = ", ".join(f"{key.rsplit('.', 1)[-1]}={_shown(value)}" for key, value in changed.items())
         try:
             scenario = check(with_changes(configuration.scenario.model_dump(mode="json"), changed), Path())
             other = replace(brief, label=label, scenario=scenario, replicas=best.replicas)
@@ -306,7 +306,7 @@ def _changes(
     return Change("as it is", before, 0.0), tuple(tried), tuple(digests)
 
 
-def _told(value: object) -> str:
+def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -193,10 +193,10 @@ def _configurations(scenario: Scenario, search: Search, store: Store | None) -> 
             yield point
             continue
         for at, entry in enumerate(point.scenario.policies):
-            told = f"{at} {point.scenario.model_copy(update={'policies': (entry,)})!r}"
-            if told in seen:
+            same = f"{at} {point.scenario.model_copy(update={'policies': (entry,)})!r}"
+            if same in seen:
                 continue
-            seen.add(told)
+            seen.add(same)
             name = scenario.labels()[at]
             yield Configuration(
                 f"{name}, {point.label}" if point.label else name,
@@ -402,8 +402,8 @@ def _notes(options: list[Option]) -> tuple[str, ...]:
     least, fewest_gpus = options[cheapest], min((each for each in options if each.serves), key=_rank)
     if fewest_gpus.usd_for_target is None or least.usd_for_target >= fewest_gpus.usd_for_target:  # type: ignore[operator]
         return ()
-    told = (
+    note = (
         f"Cheaper with more GPUs: {least.label}, {least.target_gpus} GPUs, "
         f"${least.usd_for_target:,.2f} an hour instead of ${fewest_gpus.usd_for_target:,.2f}."
     )
-    return (told,)
+    return (note,)

@@ -262,10 +262,10 @@ def statistics(
 
     def of(seed: int, draw: Draw | None = None) -> dict[str, float | None]:
         found = configuration.sample(target, seed, replicas, draw)
-        told = {name: known(found.row, name) for name in configuration.goal.slo}
+        statistics = {name: known(found.row, name) for name in configuration.goal.slo}
         # Good requests a second of those that come: over the makespan the ramp and the drain would count too.
         share, rate = found.good_share, configuration.rate(target, seed, replicas)
-        return {**told, "goodput_rps": None if share is None or rate is None else share * rate}
+        return {**statistics, "goodput_rps": None if share is None or rate is None else share * rate}
 
     pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for at, draw in enumerate(drawn):

@@ -21,6 +21,7 @@ from servecast.run.shown import view
 from servecast.run.store import digest_of
 from servecast.run.system import System
 from servecast.scenario import keypath, points
+from servecast.scenario.loading import label_of
 from servecast.scenario.resolved import resolved
 from servecast.scenario.serving import serving
 from servecast.text import listed
@@ -271,11 +272,8 @@ def _own(point: Point, at: int) -> Point:
     swept = {key: value if _has(point.scenario, at, key) else None for key, value in point.swept.items()}
     if swept == point.swept:
         return point
-    kept = [key for key in swept if _has(point.scenario, at, key)]
-    last = [key.rsplit(".", 1)[-1] for key in kept]
-    named = [short if last.count(short) == 1 else key for key, short in zip(kept, last, strict=True)]
-    label = ", ".join(f"{name}={swept[key]}" for key, name in zip(kept, named, strict=True))
-    return point._replace(label=label, swept=swept)
+    own = {key: value for key, value in swept.items() if _has(point.scenario, at, key)}
+    return point._replace(label=label_of(own), swept=swept)
 
 
 def _has(scenario: Scenario, at: int, key: str) -> bool:
@@ -304,9 +302,9 @@ def _prompts_that_did_not_fit(outcomes: list[Outcome]) -> Iterator[str]:
         if outcome.prompts_failed:
             found.setdefault(outcome.policy, {})[outcome.point] = None
     if found:
-        told = [policy + (f" ({'; '.join(where)})" if any(where) else "") for policy, where in found.items()]
+        who = [policy + (f" ({'; '.join(labels)})" if any(labels) else "") for policy, labels in found.items()]
         yield (
-            f"Out of memory in the step that computes a batch's prompts: {listed(told)}. Its KV and activations do not "
+            f"Out of memory in the step that computes a batch's prompts: {listed(who)}. Its KV and activations do not "
             "fit together; KV peak is of the steps that ran, so it can be 0 % beside that."
         )
 

@@ -160,7 +160,7 @@ def grid(
 
 def _points_at(scenario: Scenario, data: dict[str, Any], given: dict[str, Any], place: str) -> list[Point]:
     swept = {key: _shown(value) for key, value in given.items()}
-    label = _label(swept)
+    label = label_of(swept)
     at_point = _at(data, given, label, place) if given else scenario.model_copy(update={"sweep": {}, "seeds": 1})
     if any(entry.like is not None for entry in at_point.policies):
         at_point = settle(at_point, serving(at_point).device)
@@ -193,7 +193,7 @@ def _at(data: dict[str, Any], swept: dict[str, Any], label: str, above: str) -> 
         raise PointError(above, label, error) from None
 
 
-def _label(swept: Mapping[str, Any]) -> str:
+def label_of(swept: Mapping[str, Any]) -> str:
     """``rate_rps=8, batch_size=16``: the last name of each key path is enough unless two end alike."""
     last = [key.rsplit(".", 1)[-1] for key in swept]
     names = [short if last.count(short) == 1 else key for key, short in zip(swept, last, strict=True)]

@@ -46,17 +46,17 @@ def resolved(scenario: Scenario, shown: Scenario | None = None) -> dict[str, Any
     return data
 
 
-def _budget(planned: MemoryBudget) -> dict[str, Any]:
+def _budget(budget: MemoryBudget) -> dict[str, Any]:
     return {
-        "kv_blocks": planned.kv_blocks,
-        "kv_tokens": planned.kv_tokens,
-        "max_model_len": planned.max_model_len,
-        "kv_cache_dtype": planned.kv_dtype,
-        "usable_gib": round(planned.usable_bytes / GIB, 3),
-        "weights_gib": round(planned.weight_bytes / GIB, 3),
-        "activations_gib": round(planned.activation_bytes / GIB, 3),
-        "overhead_gib": round(planned.overhead_bytes / GIB, 3),
-        "kv_gib": round(planned.kv_bytes / GIB, 3),
+        "kv_blocks": budget.kv_blocks,
+        "kv_tokens": budget.kv_tokens,
+        "max_model_len": budget.max_model_len,
+        "kv_cache_dtype": budget.kv_dtype,
+        "usable_gib": round(budget.usable_bytes / GIB, 3),
+        "weights_gib": round(budget.weight_bytes / GIB, 3),
+        "activations_gib": round(budget.activation_bytes / GIB, 3),
+        "overhead_gib": round(budget.overhead_bytes / GIB, 3),
+        "kv_gib": round(budget.kv_bytes / GIB, 3),
     }
 
 

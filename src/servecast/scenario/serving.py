@@ -80,12 +80,12 @@ def _memory_share(scenario: Scenario, device: DeviceSpec) -> float:
     return engine.gpu_memory_utilization or memory.engine_defaults(device, engine.like).gpu_memory_utilization
 
 
-def require_whole_prompts_fit(policy: Policy, planned: MemoryBudget, place: str) -> None:
+def require_whole_prompts_fit(policy: Policy, budget: MemoryBudget, place: str) -> None:
     """Without chunked prefill a prompt that exceeds the budget would wait for ever, and all behind it.
 
     Raises InputError, as vLLM refuses to start then.
     """
-    longest = min(planned.max_model_len, planned.kv_tokens)
+    longest = min(budget.max_model_len, budget.kv_tokens)
     if policy.longest_prompt < longest:
         problem = (
             f"{policy.longest_prompt} is less than max_model_len {longest}: without chunked prefill a prompt must fit "
@@ -119,20 +119,20 @@ def memory_budget(scenario: Scenario, served: Serving, step: tuple[int, int]) ->
     )
 
 
-def activation_blocks(scenario: Scenario, served: Serving, planned: MemoryBudget) -> Callable[[int], int]:
+def activation_blocks(scenario: Scenario, served: Serving, budget: MemoryBudget) -> Callable[[int], int]:
     """KV blocks' worth of memory that a step of so many tokens needs beyond what the plan has set aside.
 
     With ``kv_blocks`` given, memory that the cache leaves unused is there for activations too.
     """
-    set_aside = planned.activation_bytes
+    set_aside = budget.activation_bytes
     if scenario.engine.kv_blocks is not None:
-        spoken_for = planned.weight_bytes + planned.activation_bytes + planned.overhead_bytes + planned.kv_bytes
-        set_aside += max(0.0, planned.usable_bytes - spoken_for)
+        spoken_for = budget.weight_bytes + budget.activation_bytes + budget.overhead_bytes + budget.kv_bytes
+        set_aside += max(0.0, budget.usable_bytes - spoken_for)
 
     @lru_cache(maxsize=4096)
     def blocks(tokens: int) -> int:
-        beyond = planned.activation_bytes_of(tokens) - set_aside
-        return math.ceil(beyond / planned.block_bytes) if beyond > 0 else 0
+        beyond = budget.activation_bytes_of(tokens) - set_aside
+        return math.ceil(beyond / budget.block_bytes) if beyond > 0 else 0
 
     return blocks
 

@@ -71,24 +71,24 @@ def machine(model: Transformer, system: System) -> Machine:
     """A system on a model that has been built: executor, warm, and memory."""
     from servecast.device.executor import DeviceExecutor
 
-    policy, planned, rows = system.policy, system.memory, system.policy.slots
+    policy, budget, rows = system.policy, system.memory, system.policy.slots
     # A rectangle grows by the longest answer past the longest prompt, each of them shorter than a sequence may be.
     length = system.longest * (2 if policy.rectangle else 1)
     beyond = system.activation_blocks()
-    pool = BlockPool(planned.kv_blocks, planned.block_size, planned.block_bytes)
-    limit = _limit(model, policy, rows * pool.blocks(length) + beyond(rows * system.longest), planned)
+    pool = BlockPool(budget.kv_blocks, budget.block_size, budget.block_bytes)
+    limit = _limit(model, policy, rows * pool.blocks(length) + beyond(rows * system.longest), budget)
     if limit is not None:
-        pool = BlockPool(rows * pool.blocks(length), planned.block_size, planned.block_bytes)
+        pool = BlockPool(rows * pool.blocks(length), budget.block_size, budget.block_bytes)
     executor = DeviceExecutor(model, slots=rows, max_length=length, padded=policy.rectangle, limit=limit)
     executor.warm_up()
     return Machine(executor, pool, beyond if limit is None else lambda tokens: 0)
 
 
-def _limit(model: Transformer, policy: Policy, most_blocks: int, planned: MemoryBudget) -> Limit | None:
+def _limit(model: Transformer, policy: Policy, most_blocks: int, budget: MemoryBudget) -> Limit | None:
     """The memory limit of a policy whose batches may want ``most_blocks``; None where they cannot run out."""
     from servecast.device.limit import Limit
 
-    if not policy.closed or most_blocks <= planned.kv_blocks:
+    if not policy.closed or most_blocks <= budget.kv_blocks:
         return None
     if model.device.type != "cpu":
         raise InputError(
@@ -96,11 +96,11 @@ def _limit(model: Transformer, policy: Policy, most_blocks: int, planned: Memory
             f"batches of {policy.slots} rows can outgrow the memory, and running out is executed on a cpu only: "
             f"give less, a shorter engine.max_model_len, or engine.kv_blocks >= {most_blocks}",
         )
-    cache = planned.kv_blocks * planned.block_bytes
-    beside = planned.usable_bytes - planned.weight_bytes - planned.overhead_bytes
+    cache = budget.kv_blocks * budget.block_bytes
+    beside = budget.usable_bytes - budget.weight_bytes - budget.overhead_bytes
     # A rectangle is held as one piece, rows of their own lengths in whole blocks each.
-    block_size = 1 if policy.rectangle else planned.block_size
-    return Limit(max(beside, cache + planned.activation_bytes), cache, block_size)
+    block_size = 1 if policy.rectangle else budget.block_size
+    return Limit(max(beside, cache + budget.activation_bytes), cache, block_size)
 
 
 def refuse_unexecutable(policy: Policy, place: str) -> None:

@@ -72,7 +72,7 @@ def compared(
         forecast(setting, requests, step_time_scale=scale, host_step_s=step_s).seen
         for scale in ((1 - band, 1 + band) if band else ())
     ]
-    found, told = _twin(file, requests, twin)
+    found, beside_it = _twin(file, requests, twin)
     return Comparison(
         setting,
         requests,
@@ -82,7 +82,7 @@ def compared(
         band=(band, around[0], around[1]) if band else None,
         twin=found,
         host=host,
-        notes=(*(f"Recording: {note}." for note in notes), *beside, *told, *_extrapolated(setting, made)),
+        notes=(*(f"Recording: {note}." for note in notes), *beside, *beside_it, *_extrapolated(setting, made)),
     )
 
 
