@@ -164,7 +164,7 @@ def test_a_table_says_what_people_ask_first() -> None:
     _, heads, rows = next(plan_tables.tables(pages.made_plan()))
     assert heads == (
         "configuration", "GPU", "GPUs of a replica", "GPUs for the target", "$/hour for the target",
-        "$/M output at the target", "highest load of each GPU [requests/s], 90 % interval",
+        "$/M output at the target", "highest load of each GPU [requests/s]",
         "$/M output at the highest load", "remark",
     )  # fmt: skip
     assert rows[0][:6] == ("continuous", "TOY GPU", "1", "3", "7.50", "0.480")

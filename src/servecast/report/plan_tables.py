@@ -107,7 +107,7 @@ def _cells(plan: Plan, option: Option) -> Iterator[tuple[str, str]]:
     yield "GPUs for the target", BLANK if option.target_gpus is None else str(option.target_gpus)
     yield "$/hour for the target", BLANK if dollars is None else f"{dollars:,.2f}"
     yield "$/M output at the target", BLANK if at_target is None else number(at_target.value)
-    yield f"highest load of each GPU [{option.unit}], 90 % interval", interval(load)
+    yield f"highest load of each GPU [{option.unit}]", interval(load)
     yield "$/M output at the highest load", BLANK if at_most is None else number(at_most.value)
     yield "remark", "; ".join(_remarks(plan, option))
 

@@ -51,5 +51,6 @@ def first_concise(candidates: Iterable[str], mark: str = "") -> str:
 
 
 def as_sentence(text: str) -> str:
-    """With a capital letter and a full stop."""
-    return f"{text[:1].upper()}{text[1:]}."
+    """With a full stop, and a capital letter where it begins with a word and not with a name like ``h100-qwen3``."""
+    word = text.split(" ", 1)[0].rstrip(",:")
+    return f"{text[:1].upper() if word.isalpha() else text[:1]}{text[1:]}."
