@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import pickle
 import re
 
 import pytest
 import yaml
 
 from servecast import load
-from servecast.errors import InputError
+from servecast.errors import InputError, PointError, SlipError
 from servecast.policies import POLICIES, Continuous, Padded, Static
-from servecast.scenario import Scenario, document, find, names, points, resolved, seen_from, serving
+from servecast.run.sweep import tasks_of
+from servecast.scenario import Scenario, document, find, loading, names, points, resolved, seen_from, serving
 from servecast.scenario.keypath import assign, parse, written
 from servecast.scenario.serving import activation_blocks, memory_budget
 from servecast.scenario.traffic import traffic
@@ -427,6 +429,28 @@ def test_a_grid_runs_the_last_key_fastest_and_each_point_with_every_seed(whole):
     assert [entry.batch_size for entry in found[2].scenario.policies[:2]] == [16, 16]
     assert all(not p.scenario.sweep and p.scenario.seeds == 1 for p in found)
     assert found[1].scenario.workload.seed == 2
+
+
+def test_points_are_made_once_for_a_scenario_and_anew_for_a_changed_one(whole, monkeypatch):
+    checked = []
+    check = loading.check
+    monkeypatch.setattr(loading, "check", lambda *data: checked.append(data) or check(*data))
+    scenario = whole()
+    assert len(checked) == 1 + 4  # the scenario itself, and each value of the sweep
+    assert points(scenario) is points(scenario)
+    assert len(tasks_of(scenario)) == 4 * 3 * 3
+    assert len(checked) == 5
+    assert len(points(scenario.model_copy(update={"sweep": {}, "seeds": 1}))) == 1
+    again = pickle.loads(pickle.dumps(scenario))
+    assert again == scenario
+    assert [point.label for point in points(again)] == [point.label for point in points(scenario)]
+
+
+def test_an_error_comes_back_from_a_worker_as_it_was():
+    for error in (SlipError("a", "b"), PointError("scenario.sweep", "rate=2", SlipError("c", "d"))):
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again)) == (type(error), str(error))
+    assert type(again.cause) is SlipError
 
 
 def test_without_a_sweep_there_is_one_point(whole):
