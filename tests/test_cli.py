@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -219,6 +220,15 @@ def test_wrong_options_are_usage_errors(tiny, capsys):
     assert command("run", tiny, "--jobs", 0) == 2
     assert command("list", "everything") == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_tables_and_page_cost_little_beside_the_simulation(tiny):
+    """CPU of the whole command after its imports, for 2,000 requests: `benchmarks/command.py` has the numbers."""
+    assert command("run", tiny) == 0
+    policies = ("--set", "policies=[{kind: continuous}]", "--set", "workload.requests=2000")
+    start = time.process_time()
+    assert command("run", tiny, *policies) == 0
+    assert time.process_time() - start < 1.5
 
 
 def test_figures_are_made_where_they_are_asked_for(tiny, monkeypatch, capsys):

@@ -174,7 +174,7 @@ def write_tables(folder: Path, scenario: Mapping[str, Any], tables: Mapping[str,
             _write_parquet(table, folder / names[-1])
         else:
             names.append(f"{name}.csv.gz")
-            (folder / names[-1]).write_bytes(gzip.compress(csv_bytes(table), compresslevel=4, mtime=0))
+            (folder / names[-1]).write_bytes(gzip.compress(csv_bytes(table), compresslevel=1, mtime=0))
     return names
 
 
