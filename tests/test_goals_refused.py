@@ -10,8 +10,7 @@ import yaml
 from servecast.errors import InputError
 from servecast.plan.answer import Option
 from servecast.plan.load import load_of
-from servecast.plan.planner import make_plan
-from servecast.plan.prices import unused
+from servecast.plan.planner import _unused_prices, make_plan
 from servecast.scenario import check
 
 FIXED = {"kind": "fixed", "tokens": 5}
@@ -143,7 +142,7 @@ def test_a_price_that_no_option_has_use_for_is_told():
 def test_several_prices_and_devices_are_told_together():
     options = [Option(name, {}, name, True, 1, "requests/s", 1.0) for name in ("h100-sxm", "a100-80gb", "h100-sxm")]
     goal = scenario(goal__usd_per_gpu_hour={"b200": 1.0, "h100-sxm": 1.0, "l4": 1.0}).goal
-    assert unused(goal, options) == (
+    assert _unused_prices(goal, options) == (
         "No option is on b200 and l4: their prices are not used. The options are on h100-sxm and a100-80gb.",
     )
 
