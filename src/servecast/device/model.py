@@ -38,7 +38,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class _Layer:
     """Weights of one layer, as (output, input) matrices."""
 
     attention_norm: torch.Tensor
@@ -57,7 +57,7 @@ class Transformer:
     """A model's weights on a device. ``cos``, ``sin`` : (max_positions, head_dim) of the rotary embedding."""
 
     spec: ModelSpec
-    layers: tuple[Layer, ...]
+    layers: tuple[_Layer, ...]
     embedding: torch.Tensor
     norm: torch.Tensor
     head: torch.Tensor
@@ -80,7 +80,7 @@ class Transformer:
         if self.head is not self.embedding:
             found.append(self.head)
         for layer in self.layers:
-            found += [tensor for name in Layer.__slots__ if (tensor := getattr(layer, name)) is not None]
+            found += [tensor for name in _Layer.__slots__ if (tensor := getattr(layer, name)) is not None]
         return found
 
     def weight_bytes(self) -> int:
@@ -171,7 +171,7 @@ def transformer(
     every = []
     for number in range(wanted):
         every.append(
-            Layer(
+            _Layer(
                 attention_norm=ones(spec.hidden),
                 qkv=random(query + 2 * kv, spec.hidden),
                 qkv_bias=random(query + 2 * kv) if spec.qkv_bias else None,

@@ -32,7 +32,7 @@ WINDOW_S = 600.0
 _TRACE = re.compile(r"chunk-(\d+)-trace\.csv")
 
 
-class Window(NamedTuple):
+class _Window(NamedTuple):
     """When a client's window starts [s], its rate [requests/s], and the family and shape of its gaps."""
 
     start_s: float
@@ -53,7 +53,7 @@ class _ServeGenClient:
     """One client: its windows in order, and from when on which lengths hold."""
 
     name: str
-    windows: tuple[Window, ...]
+    windows: tuple[_Window, ...]
     starts_s: tuple[float, ...]
     lengths: tuple[tuple[_LengthTable, _LengthTable], ...]
 
@@ -74,7 +74,7 @@ class _ServeGenClient:
         return np.concatenate(times), LengthColumns(np.concatenate(prompts), np.concatenate(outputs))
 
 
-def _arrivals(window: Window, rate_rps: float, rng: np.random.Generator) -> NDArray[np.float64]:
+def _arrivals(window: _Window, rate_rps: float, rng: np.random.Generator) -> NDArray[np.float64]:
     """Arrivals from the start of a window, all within it [s]."""
     passed, chunks = 0.0, []
     n = int(rate_rps * WINDOW_S * 1.2) + 16
@@ -163,7 +163,7 @@ def _text(path: Path) -> str:
         raise InputError(str(path), f"cannot be read as text ({error}); fetch the file again") from error
 
 
-def _window(path: Path, line: int, text: str) -> Window:
+def _window(path: Path, line: int, text: str) -> _Window:
     fields = [field.strip() for field in text.split(",")]
     try:
         start_s, rate_rps = float(fields[0]), float(fields[1])
@@ -177,7 +177,7 @@ def _window(path: Path, line: int, text: str) -> Window:
         raise InputError(f"{path}:{line}", f"'{text[:80]}' has a start, a rate or a family that cannot be")
     if rate_rps and not (shape > 0 and isfinite(shape)):
         raise InputError(f"{path}:{line}", f"'{text[:80]}' has a shape that is not above 0")
-    return Window(start_s, rate_rps, family, shape)
+    return _Window(start_s, rate_rps, family, shape)
 
 
 def _tables(path: Path) -> dict[float, tuple[_LengthTable, _LengthTable]]:

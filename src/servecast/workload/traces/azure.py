@@ -33,7 +33,7 @@ def is_date(text: str) -> bool:
     return _ANY.fullmatch(text) is not None
 
 
-def time_of(text: str) -> int:
+def _time_of(text: str) -> int:
     """Nanoseconds since 1970; what is no date and time is Malformed."""
     if not text:
         raise Malformed(f"{TIME} is missing", "")
@@ -53,7 +53,7 @@ def time_of(text: str) -> int:
     return (passed.days * 86_400 + passed.seconds) * 10**9 + int((fraction or "").ljust(9, "0"))
 
 
-def times_of(texts: tuple[str, ...]) -> NDArray[np.int64] | None:
+def _times_of(texts: tuple[str, ...]) -> NDArray[np.int64] | None:
     """Nanoseconds since 1970 of a whole column; None where one of them needs a closer look."""
     for suffix in ("+00:00", "Z"):
         if texts[0].endswith(suffix):
@@ -69,7 +69,7 @@ def times_of(texts: tuple[str, ...]) -> NDArray[np.int64] | None:
         return None
 
 
-DATES = Clock(time_of, times_of)
+DATES = Clock(_time_of, _times_of)
 COLUMNS = f"{TIME},ContextTokens,GeneratedTokens"
 AZURE = Delimited(
     "azure", f"CSV with the columns {COLUMNS}", fixed(COLUMNS, only=True, unit="ns", clock=DATES, dates=True)
