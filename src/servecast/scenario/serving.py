@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from servecast.specs.model import ModelSpec
 
 Found = TypeVar("Found")
+#: Where the name of a file ends in a place: ``trace.csv:17``, ``my-gpu.yaml.tdp_w``.
+_OF_A_FILE = re.compile(r":|(?<=\.yaml)\.|(?<=\.yml)\.|(?<=\.json)\.")
 
 
 class Serving(NamedTuple):
@@ -144,6 +147,6 @@ def _placed(place: str, find: Callable[[], Found]) -> Found:
     except InputError as error:
         if error.place.startswith(("engine.", "model")):
             place = f"scenario.{error.place}"
-        elif Path(error.place.split(":")[0]).is_file():
+        elif Path(_OF_A_FILE.split(error.place)[0]).is_file():
             place = error.place
         raise error.moved(place) from None
