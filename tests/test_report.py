@@ -30,6 +30,7 @@ from servecast.report.charts import files as figures
 from servecast.report.charts.looks import places
 from servecast.report.charts.spec import Chart, Panel
 from servecast.report.run_page import _tiles, _window, drawn
+from servecast.report.tables import targets
 from servecast.report.time_charts import buckets, held_slots
 from servecast.report.trust import step_error
 from servecast.run.judged import judged, per_policy, regimes
@@ -951,5 +952,5 @@ def test_importing_the_report_draws_nothing() -> None:
 
 
 def test_slo_of_the_metrics_is_that_of_the_words() -> None:
-    assert words.targets({"e2e_s": 30}) == "E2E ≤ 30 s"
+    assert targets({"e2e_s": 30}) == "E2E ≤ 30 s"
     assert not metrics.Slo()
