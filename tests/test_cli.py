@@ -115,7 +115,7 @@ def test_run_writes_results_and_compares(tiny, capsys):
     assert ", chunked_prefill; " in shown  # BLK-15
     assert shown.rstrip().endswith("report: results/tiny/report.html")
     folder = Path("results/tiny")
-    assert {"scenario.yaml", "summary.csv", "requests.csv.gz", "decisions.csv.gz", "report.html"} <= {
+    assert {"scenario.yaml", "summary.csv", "requests.parquet", "decisions.parquet", "report.html"} <= {
         file.name for file in folder.iterdir()
     }
     header, *rows = rows_of(folder / "summary.csv")
@@ -139,7 +139,7 @@ def test_the_option_seed_wins_and_is_echoed(tiny, capsys):
 
 def test_swept_keys_and_seeds_are_columns_in_order(tiny, capsys):
     sweep = "sweep={workload.arrivals.rate_rps: [2, 4], 'policies[*].batch_size': [2, 4]}"
-    assert command("run", tiny, "--set", sweep, "--set", "seeds=2") == 0
+    assert command("run", tiny, "--set", sweep, "--set", "seeds=2", "--csv") == 0
     header, *rows = rows_of("results/tiny/summary.csv")
     keys = ["policy", "workload.arrivals.rate_rps", "policies[*].batch_size", "seed"]
     assert header[:4] == keys
@@ -163,7 +163,7 @@ def test_swept_keys_and_seeds_are_columns_in_order(tiny, capsys):
 def test_jobs_change_nothing(tiny):
     for jobs, out in ((1, "one"), (2, "two")):
         assert command("run", tiny, "--set", "sweep={workload.requests: [5, 7]}", "--jobs", jobs, "--out", out) == 0
-    for name in ("summary.csv", "requests.csv.gz", "decisions.csv.gz", "scenario.yaml"):
+    for name in ("summary.csv", "requests.parquet", "decisions.parquet", "scenario.yaml"):
         assert Path(f"one/tiny/{name}").read_bytes() == Path(f"two/tiny/{name}").read_bytes()
 
 
@@ -176,7 +176,7 @@ def test_hash_seed_and_locale_change_nothing(tiny, tmp_path):
         assert done.returncode == 0, done.stderr
         made.append({f.name: f.read_bytes() for f in (tmp_path / str(at) / "tiny").iterdir()})
     assert made[0].keys() == made[1].keys()
-    for name in ("summary.csv", "requests.csv.gz", "decisions.csv.gz", "scenario.yaml", "report.html"):
+    for name in ("summary.csv", "requests.parquet", "decisions.parquet", "scenario.yaml", "report.html"):
         assert made[0][name] == made[1][name], name
 
 

@@ -379,7 +379,7 @@ def test_the_folder_holds_tables_figures_and_a_page(tmp_path):
     folder = page.parent
     assert {file.name for file in folder.iterdir()} >= {
         "summary.csv",
-        "requests.csv.gz",
+        "requests.parquet",
         "report.html",
         "scenario.yaml",
         "distributions.png",
@@ -401,7 +401,7 @@ def test_the_folder_holds_tables_figures_and_a_page(tmp_path):
         "twin_error",
         "tost_p",
     } <= set(table)
-    each = pd.read_csv(folder / "requests.csv.gz")
+    each = pd.read_parquet(folder / "requests.parquet")
     assert len(each) == 240 and each["recorded_e2e_s"].notna().all() and "twin_ttft_s" in each
     assert "uplink_s: 0.003" in (folder / "scenario.yaml").read_text()
     first = {file.name: file.read_bytes() for file in folder.iterdir()}

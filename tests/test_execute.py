@@ -84,8 +84,8 @@ def test_an_executed_run_writes_the_tables_of_a_simulation(tmp_path, capsys):
     for side, device in (("executed", "cpu"), ("simulated", None)):
         told = yaml.safe_load((tmp_path / side / "small" / "scenario.yaml").read_text())
         assert told["derived"].get("executed_on") == device
-    for name in ("summary.csv", "requests.csv.gz"):
-        executed, simulated = (pd.read_csv(tmp_path / side / "small" / name) for side in ("executed", "simulated"))
+    for name, read in (("summary.csv", pd.read_csv), ("requests.parquet", pd.read_parquet)):
+        executed, simulated = (read(tmp_path / side / "small" / name) for side in ("executed", "simulated"))
         assert list(executed) == list(simulated)
         assert len(executed) == len(simulated)
     # In a burst the tokens are the same whatever steps take; the times are not.

@@ -74,7 +74,7 @@ def light(burst: toy.ToyResults) -> toy.ToyResults:
 
 
 def test_the_folder_holds_everything(written: Path) -> None:
-    expected = {"scenario.yaml", "summary.csv", "oom.csv", "requests.csv.gz", "decisions.csv.gz", "report.html"}
+    expected = {"scenario.yaml", "summary.csv", "oom.csv", "requests.parquet", "decisions.parquet", "report.html"}
     assert {path.name for path in written.iterdir()} == expected
     assert [path.name for path in written.parent.iterdir()] == ["toy"]
 
@@ -83,20 +83,27 @@ def test_tables_read_back_as_the_same_numbers(written: Path, chat: toy.ToyResult
     summary = pd.read_csv(written / "summary.csv")
     assert list(summary.columns[:3]) == ["policy", "workload.arrivals.rate_rps", "seed"]
     assert summary["ttft_p99_s"].tolist() == chat.summary["ttft_p99_s"].tolist()
-    requests = pd.read_csv(written / "requests.csv.gz")
+    requests = pd.read_parquet(written / "requests.parquet")
     np.testing.assert_array_equal(requests["finish_s"], chat.requests["finish_s"])
     assert requests["status"].tolist() == chat.requests["status"].astype(str).tolist()
-    text = gzip.decompress((written / "requests.csv.gz").read_bytes()).decode()
+    tables.write_tables(written.parent, {}, {"requests": chat.requests}, as_csv=True)
+    text = gzip.decompress((written.parent / "requests.csv.gz").read_bytes()).decode()
+    (written.parent / "requests.csv.gz").unlink()
     assert not re.search(r"nan|inf|None|NULL", text, re.IGNORECASE)
     cut = tables.csv_bytes(tables._arrow(pd.DataFrame({"a": [0.1, math.nan, 1e-05], "b": [1, 2, 3]})))
     assert cut == b"a,b\n0.1,1\n,2\n0.00001,3\n" or cut == b"a,b\n0.1,1\n,2\n1e-05,3\n"
 
 
-def test_large_tables_are_parquet(chat: toy.ToyResults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "LARGE", len(chat.requests))
-    names = tables.write_tables(tmp_path, {}, {"requests": chat.requests, "decisions": chat.decisions})
-    assert names == ["scenario.yaml", "requests.csv.gz", "decisions.parquet"]
+def test_long_tables_are_parquet_or_csv_as_asked(chat: toy.ToyResults, tmp_path: Path) -> None:
+    """Their names do not depend on how long they are, and both read back as the same numbers."""
+    frames = {"summary": chat.summary, "requests": chat.requests, "decisions": chat.decisions}
+    names = tables.write_tables(tmp_path, {}, frames)
+    assert names == ["scenario.yaml", "summary.csv", "requests.parquet", "decisions.parquet"]
     back = pd.read_parquet(tmp_path / "decisions.parquet")
+    pd.testing.assert_frame_equal(back, chat.decisions, check_dtype=False)
+    names = tables.write_tables(tmp_path, {}, frames, as_csv=True)
+    assert names == ["scenario.yaml", "summary.csv", "requests.csv.gz", "decisions.csv.gz"]
+    back = pd.read_csv(tmp_path / "decisions.csv.gz")
     pd.testing.assert_frame_equal(back, chat.decisions, check_dtype=False)
 
 

@@ -23,7 +23,7 @@ from servecast.run.store import fingerprint, opened
 from servecast.run.sweep import Progress, Sweep, simulate, tasks_of
 from servecast.scenario import check
 
-TABLES = ("summary.csv", "requests.csv.gz", "decisions.csv.gz", "oom.csv")
+TABLES = ("summary.csv", "requests.parquet", "decisions.parquet", "oom.csv")
 
 
 def scenario(folder=".", **changes):

@@ -1,9 +1,9 @@
 """Files that are complete and in place, or not there at all; plain values as YAML and JSON know them.
 
 `replacing` fills a hidden folder beside the target and `whole` a hidden file; a rename puts it in place. A command that
-fails on the way leaves what was there before. Tables of more than `LARGE` rows are Parquet instead of CSV: ten times
-faster to write and to read. Numbers are written so that they read back as the same double, missing ones as nothing;
-no file holds a time of day, so the same inputs give the same bytes.
+fails on the way leaves what was there before. Short tables are CSV, which people open; long ones are Parquet, smaller
+and five times faster to write, or gzipped CSV where that is asked for. Numbers are written so that they read back as
+the same double, missing ones as nothing; no file holds a time of day, so the same inputs give the same bytes.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-LARGE = 100_000  # rows
 SCENARIO = "scenario.yaml"
-PLAIN = ("summary", "tenants", "oom")  # tables that people open: plain CSV
+PLAIN = ("summary", "tenants", "oom")  # the short tables
 
 
 @contextmanager
@@ -160,21 +159,24 @@ def _ours(name: str) -> bool:
     )
 
 
-def write_tables(folder: Path, scenario: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> list[str]:
-    """Write the resolved scenario and each table by its name (`PLAIN` ones as plain CSV); the names of the files."""
+def write_tables(
+    folder: Path, scenario: Mapping[str, Any], tables: Mapping[str, pd.DataFrame], *, as_csv: bool = False
+) -> list[str]:
+    """Write the resolved scenario and each table by its name; the names of the files.
+
+    as_csv : long tables too are CSV, gzipped
+    """
     (folder / SCENARIO).write_text(scenario_text(scenario), encoding="utf-8")
     names = [SCENARIO]
     for name, frame in tables.items():
         table = _arrow(frame)
-        if name in PLAIN:
-            names.append(f"{name}.csv")
-            (folder / names[-1]).write_bytes(csv_bytes(table))
-        elif len(frame) > LARGE:
-            names.append(f"{name}.parquet")
-            _write_parquet(table, folder / names[-1])
+        names.append(f"{name}.csv" if name in PLAIN else f"{name}.csv.gz" if as_csv else f"{name}.parquet")
+        path = folder / names[-1]
+        if path.suffix == ".parquet":
+            _write_parquet(table, path)
         else:
-            names.append(f"{name}.csv.gz")
-            (folder / names[-1]).write_bytes(gzip.compress(csv_bytes(table), compresslevel=1, mtime=0))
+            text = csv_bytes(table)
+            path.write_bytes(text if name in PLAIN else gzip.compress(text, compresslevel=1, mtime=0))
     return names
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from servecast.cli.options import AsJson, Changes, Figures, Out, forms, overrides
+from servecast.cli.options import AsCsv, AsJson, Changes, Figures, Out, forms, overrides
 
 
 def compare(
@@ -30,6 +30,7 @@ def compare(
         bool, typer.Option("--host-steps", help="Fit host time on top of each step there too.")
     ] = False,
     figures: Figures = "",
+    as_csv: AsCsv = False,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a recorded run and say how far off that is.
@@ -58,7 +59,7 @@ def compare(
         host_from=host_from,
         host_steps=host_steps,
     )
-    page = write_comparison(found, out, drawn)
+    page = write_comparison(found, out, drawn, as_csv=as_csv)
     if as_json:
         from servecast.files import dumps
         from servecast.report.compare_page import document

@@ -35,6 +35,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in
 Figures = Annotated[
     str, typer.Option(metavar="FORMS", help="Write the figures of the page as files too: svg, png, or svg,png.")
 ]
+AsCsv = Annotated[bool, typer.Option("--csv", help="Write requests and decisions as gzipped CSV, not as Parquet.")]
 AllNotes = Annotated[bool, typer.Option("--notes", help="Print every note and every setting in full.")]
 
 Model = Annotated[str, typer.Option(help="A name, or the path of a config.json.")]

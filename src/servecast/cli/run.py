@@ -14,6 +14,7 @@ from servecast.cli.options import (
     EXIT_INPUT,
     EXIT_INTERRUPTED,
     AllNotes,
+    AsCsv,
     AsJson,
     Changes,
     Figures,
@@ -61,6 +62,7 @@ class _Command:
     fresh: bool
     exports: tuple[str, ...]
     figures: tuple[str, ...]
+    as_csv: bool
     wide: bool
     all_notes: bool
     cluster: Cluster | None
@@ -89,6 +91,7 @@ def run(
         typer.Option(metavar="DEVICE", help="Compute the steps on cpu, cuda or cuda:N instead, into OUT/executed."),
     ] = None,
     figures: Figures = "",
+    as_csv: AsCsv = False,
     wide: Annotated[bool, typer.Option("--wide", help="Print all metrics, not only those that fit.")] = False,
     notes: AllNotes = False,
     as_json: AsJson = False,
@@ -119,7 +122,8 @@ def run(
     kinds, drawn = tuple(kind.value for kind in export), forms(figures)
     with cluster.chosen(backend.value, scheduler) as there:
         _run_all(
-            loaded, _Command(place, jobs, fresh, kinds, drawn, wide, notes, there, device, [] if as_json else None)
+            loaded,
+            _Command(place, jobs, fresh, kinds, drawn, as_csv, wide, notes, there, device, [] if as_json else None),
         )
 
 
@@ -179,7 +183,7 @@ def _run_one(scenario: Scenario, command: _Command) -> bool:
             resumed = f"resumed: {results.resumed} of {made} runs were made before (--fresh makes all anew)"
             print(resumed, file=sys.stdout if command.documents is None else sys.stderr)
         placed = replace(results, scenario=seen_from(folder.resolve(), results.scenario))
-        page = report.write_run(placed, command.out, command.figures)
+        page = report.write_run(placed, command.out, command.figures, as_csv=command.as_csv)
         exported = _export(scenario, results, folder / "exports", command.exports) if command.exports else None
         _print(scenario, results, command, page, exported)
     for failure in results.failures:

@@ -28,14 +28,17 @@ __all__ = [
 ]  # fmt: skip
 
 
-def write_run(results: Results, out: Path, figures: Sequence[str] = ()) -> Path:
-    """Write ``out/NAME/``; ``figures``: forms (``svg``, ``png``) in which each chart of the page is a file too.
+def write_run(results: Results, out: Path, figures: Sequence[str] = (), *, as_csv: bool = False) -> Path:
+    """Write ``out/NAME/``: tables and the page.
+
+    figures : forms (``svg``, ``png``) in which each chart of the page is a file too
+    as_csv : requests and decisions are gzipped CSV, not Parquet
 
     Raises InputError: the folder cannot be written, the disk is full, or what is there holds no results.
     """
     from servecast.report.run_page import write
 
-    return write(results, out, figures)
+    return write(results, out, figures, as_csv=as_csv)
 
 
 def write_plan(plan: Plan, folder: Path, basis: Basis | None = None, figures: Sequence[str] = ()) -> Path:
@@ -45,11 +48,11 @@ def write_plan(plan: Plan, folder: Path, basis: Basis | None = None, figures: Se
     return write(plan, folder, basis, figures)
 
 
-def write_comparison(compared: Comparison, out: Path, figures: Sequence[str] = ()) -> Path:
+def write_comparison(compared: Comparison, out: Path, figures: Sequence[str] = (), *, as_csv: bool = False) -> Path:
     """Write ``out/NAME-compared/``, as `write_run` writes a run."""
     from servecast.report.compare_page import write
 
-    return write(compared, out, figures)
+    return write(compared, out, figures, as_csv=as_csv)
 
 
 def write_validation(validation: Validation, folder: Path, figures: Sequence[str] = ()) -> Path:

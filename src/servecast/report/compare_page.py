@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION: Final = 1
 
 
-def write(compared: Comparison, out: Path, figures: Sequence[str] = ()) -> Path:
+def write(compared: Comparison, out: Path, figures: Sequence[str] = (), *, as_csv: bool = False) -> Path:
     """Write ``out/<scenario name>-compared/``, whole or not at all, in place of an earlier one; the path of its page.
 
     figures : forms (``svg``, ``png``) in which each chart of the page is a file too
@@ -36,7 +36,8 @@ def write(compared: Comparison, out: Path, figures: Sequence[str] = ()) -> Path:
     scenario = seen_from(target.resolve(), as_it_ran(compared))
     with replacing(target) as folder:
         drawn = charts(compared)
-        files = write_tables(folder, scenario, {"summary": compared.table, "requests": compared.requests})
+        tables = {"summary": compared.table, "requests": compared.requests}
+        files = write_tables(folder, scenario, tables, as_csv=as_csv)
         files += write_figures(folder, drawn, figures)
         (folder / "report.html").write_text(_page(compared, scenario, drawn, files), encoding="utf-8")
     return target / "report.html"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from servecast.files import LARGE, frame_csv, replacing, write_tables
+from servecast.files import frame_csv, replacing, write_tables
 from servecast.metrics import WIDE, ranked
 from servecast.report import run_charts, sweep_charts, time_charts
 from servecast.report.charts.figure import download, figure, table
@@ -32,7 +32,7 @@ MOST_ROWS = 150  # of the table of policies
 LARGEST_FILE = 900_000  # bytes of a table that travels in the page; of a larger one the points of the charts do
 
 
-def write(results: Results, out: Path, figures: Sequence[str] = ()) -> Path:
+def write(results: Results, out: Path, figures: Sequence[str] = (), *, as_csv: bool = False) -> Path:
     """Write ``out/NAME/``, whole or not at all, in place of an earlier one; see `servecast.report.write_run`."""
     target = out / str(results.scenario["name"])
     with replacing(target) as folder:
@@ -41,7 +41,7 @@ def write(results: Results, out: Path, figures: Sequence[str] = ()) -> Path:
             tables["tenants"] = results.tenants
         if len(results.oom):
             tables["oom"] = results.oom
-        names = write_tables(folder, results.scenario, tables)
+        names = write_tables(folder, results.scenario, tables, as_csv=as_csv)
         points = points_of(results)
         if figures:
             mark = "" if results.roof is None or results.roof.calibrated else f" ({UNCALIBRATED})"
@@ -162,7 +162,7 @@ def _trust(results: Results, calibrated: bool, executed: str | None) -> str:
 def _again(results: Results, files: Sequence[str], executed: str | None) -> Section:
     line = f"servecast run scenario.yaml{f' --execute {executed}' if executed else ''}"
     same = "Steps take what the device then takes." if executed else "The same inputs give the same bytes."
-    more = paragraph(f"{same} Tables of more than {LARGE:,} rows are Parquet instead of CSV.")
+    more = paragraph(same)
     only = "As vllm bench serve has them. Only completed requests enter latencies and throughput. "
     return again(line, files, more, only + _window(results))
 
