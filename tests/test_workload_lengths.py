@@ -79,14 +79,18 @@ def test_liv_12_limits_far_from_the_law_clip_and_never_loop():
     assert time.monotonic() - began < 1
 
 
+def table_mean(law):
+    return np.trapezoid(law.tokens, law.percentiles) / 100
+
+
 def test_empirical_percentiles_converge_to_the_table():
     law = Empirical((0, 10, 50, 90, 100), (5, 20, 100, 1000, 5000))
     tokens = law.draw(200_000, rng())
     np.testing.assert_allclose(np.percentile(tokens, (10, 50, 90)), (20, 100, 1000), rtol=0.02)
     assert tokens.min() == 5
     assert tokens.max() <= 5000
-    assert law.mean_tokens() == pytest.approx((10 * 12.5 + 40 * 60 + 40 * 550 + 10 * 3000) / 100)
-    assert tokens.mean() == pytest.approx(law.mean_tokens(), rel=0.01)
+    assert table_mean(law) == pytest.approx((10 * 12.5 + 40 * 60 + 40 * 550 + 10 * 3000) / 100)
+    assert tokens.mean() == pytest.approx(table_mean(law), rel=0.01)
 
 
 # Whole-trace figures of the Azure 2023 traces: (mean, p50, p90, p99, max)
@@ -103,7 +107,7 @@ def test_shipped_quantiles_give_the_statistics_of_the_whole_trace(name, side):
     mean, p50, p90, p99, largest = AZURE_2023[name, side]
     law = (dataset(name).prompt_tokens, dataset(name).output_tokens)[side]
     assert isinstance(law, Empirical)
-    assert law.mean_tokens() == pytest.approx(mean, rel=0.02)
+    assert table_mean(law) == pytest.approx(mean, rel=0.02)
     assert [round(law.tokens[law.percentiles.index(at)]) for at in (50, 90, 99, 100)] == [p50, p90, p99, largest]
     tokens = law.draw(400_000, rng())
     assert tokens.mean() == pytest.approx(mean, rel=0.025)

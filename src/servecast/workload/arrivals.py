@@ -11,7 +11,7 @@ A value that cannot be raises ValueError.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, isfinite, sqrt
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 
 RATE: Rule = ("be above 0 (.inf sends all at once)", lambda value: value > 0)
 BURSTINESS: Rule = ("be above 0 (1 is Poisson, below 1 clumps)", lambda value: value > 0)
+
+
+def gaps(n: int, burstiness: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    """(n,) independent gaps of mean 1 with CV 1/sqrt(burstiness)."""
+    if burstiness == inf:
+        return np.ones(n)
+    return rng.standard_gamma(burstiness, n) / burstiness
 
 
 class Arrivals(Protocol):
@@ -51,9 +58,7 @@ class Poisson:
         check(self, RATE, "rate_rps")
 
     def times(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        if self.rate_rps == inf:
-            return np.zeros(n)
-        return _times(np.cumsum(rng.standard_exponential(n)), self.rate_rps, self.rescale)
+        return Gamma(self.rate_rps, 1.0, self.rescale).times(n, rng)
 
 
 @dataclass(frozen=True)
@@ -73,16 +78,10 @@ class Gamma:
         check(self, RATE, "rate_rps")
         check(self, BURSTINESS, "burstiness")
 
-    @property
-    def cv(self) -> float:
-        """Standard deviation of a gap over its mean."""
-        return 1 / sqrt(self.burstiness)
-
     def times(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
         if self.rate_rps == inf or self.burstiness == inf:
             return Constant(self.rate_rps).times(n, rng)
-        gaps = rng.standard_gamma(self.burstiness, n) / self.burstiness
-        return _times(np.cumsum(gaps), self.rate_rps, self.rescale)
+        return _times(np.cumsum(gaps(n, self.burstiness, rng)), self.rate_rps, self.rescale)
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,13 @@ class RequestColumns:
             assert (np.diff(self.arrival_s) >= 0).all(), "arrivals decrease"
             assert min(self.prompt_tokens.min(), self.output_tokens.min()) >= 1, "a request without tokens"
 
+    @classmethod
+    def in_order(cls, arrival_s: NDArray[np.float64], *columns: Any, **more: Any) -> RequestColumns:
+        """Requests in any order of time; equal times stay in theirs."""
+        order = np.argsort(arrival_s, kind="stable")
+        named = dict(zip(_COLUMNS, columns, strict=False)) | more
+        return cls(arrival_s[order], **{name: taken(column, order) for name, column in named.items()})
+
     def __len__(self) -> int:
         return len(self.arrival_s)
 

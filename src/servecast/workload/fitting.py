@@ -8,7 +8,7 @@ prompts. Not kept: structure below a second (ticks, batches), trends longer than
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -49,10 +49,8 @@ class JointQuantiles:
             raise ValueError("percentiles must rise from 0 to 100")
         if not self.output_tokens:
             raise ValueError("output_tokens is empty; give at least one class")
-        for name, table in (
-            ("prompt_tokens", self.prompt_tokens),
-            *(("output_tokens", one) for one in self.output_tokens),
-        ):
+        tables = [("prompt_tokens", self.prompt_tokens), *(("output_tokens", one) for one in self.output_tokens)]
+        for name, table in tables:
             if len(table) != len(self.percentiles):
                 raise ValueError(f"{name} has {len(table)} values, percentiles {len(self.percentiles)}; give as many")
             if table[0] < 1 or any(a > b for a, b in pairwise(table)):
@@ -102,20 +100,13 @@ class TraceModel:
 
     def workload(self) -> dict[str, object]:
         """The keys of a scenario's workload: arrivals and lengths."""
-        quantiles = self.lengths
         return {
-            "arrivals": {
-                "kind": "modulated",
-                "rate_rps": self.arrivals.rate_rps,
-                "variance_1s": self.arrivals.variance_1s,
-                "variance_10s": self.arrivals.variance_10s,
-                "variance_60s": self.arrivals.variance_60s,
-            },
+            "arrivals": {"kind": "modulated", **asdict(self.arrivals)},
             "lengths": {
                 "kind": "joint_quantiles",
-                "percentiles": list(quantiles.percentiles),
-                "prompt_tokens": list(quantiles.prompt_tokens),
-                "output_tokens": [list(table) for table in quantiles.output_tokens],
+                "percentiles": list(self.lengths.percentiles),
+                "prompt_tokens": list(self.lengths.prompt_tokens),
+                "output_tokens": [list(table) for table in self.lengths.output_tokens],
             },
             "requests": self.requests,
         }

@@ -127,10 +127,6 @@ class Empirical:
     def draw(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
         return np.rint(np.interp(100 * rng.random(n), self.percentiles, self.tokens)).astype(np.int64)
 
-    def mean_tokens(self) -> float:
-        """Mean of the table [tokens], before rounding."""
-        return float(np.trapezoid(self.tokens, self.percentiles)) / 100
-
 
 @dataclass(frozen=True)
 class Independent:

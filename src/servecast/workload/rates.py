@@ -8,23 +8,16 @@ Ramps are vLLM's, where request i of n, not time, sets the rate. A value that ca
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, isfinite, pi
+from math import isfinite, pi
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from servecast.workload.arrivals import BURSTINESS
+from servecast.workload.arrivals import BURSTINESS, gaps
 from servecast.workload.checks import ABOVE_0, between, check, one_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-
-def _gaps(n: int, burstiness: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """(n,) independent gaps of mean 1 with CV 1/sqrt(burstiness)."""
-    if burstiness == inf:
-        return np.ones(n)
-    return rng.standard_gamma(burstiness, n) / burstiness
 
 
 @dataclass(frozen=True)
@@ -57,7 +50,7 @@ class Piecewise:
 
     def times(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """The first n arrivals, or as many as the schedule has: [s]."""
-        due = np.cumsum(_gaps(n, self.burstiness, rng))
+        due = np.cumsum(gaps(n, self.burstiness, rng))
         ends_s = np.cumsum(self.durations_s)
         passed = np.cumsum(np.multiply(self.durations_s, self.rates_rps))
         rounds = np.floor(due / passed[-1])
@@ -103,7 +96,7 @@ class Diurnal:
         return np.asarray(self.mean_rps * (time_s + self.swing / turn * wave))
 
     def times(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        due = np.cumsum(_gaps(n, self.burstiness, rng))
+        due = np.cumsum(gaps(n, self.burstiness, rng))
         margin_s = self.swing * self.period_s / pi
         low, high = np.maximum(due / self.mean_rps - margin_s, 0), due / self.mean_rps + margin_s
         for _ in range(64):  # halving: exact to the last bits of a float, and no derivative that may vanish
@@ -141,7 +134,7 @@ class RampUp:
         return np.asarray(self.start_rps * (self.end_rps / self.start_rps) ** progress)
 
     def times(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        return np.cumsum(_gaps(n, self.burstiness, rng) / self.rates(n))
+        return np.cumsum(gaps(n, self.burstiness, rng) / self.rates(n))
 
 
 @dataclass(frozen=True)

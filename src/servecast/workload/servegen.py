@@ -122,12 +122,11 @@ class ServeGen:
         times = np.concatenate([times for times, _ in parts])
         if not len(times):
             raise InputError(self.folder, f"no client sends anything from {start_s:g} s for {duration_s:g} s")
-        order = np.argsort(times, kind="stable")
-        owner = np.repeat(np.arange(len(parts)), [len(times) for times, _ in parts])[order]
-        return RequestColumns(
-            times[order] - times[order[0]],
-            np.concatenate([lengths.prompt_tokens for _, lengths in parts])[order],
-            np.concatenate([lengths.output_tokens for _, lengths in parts])[order],
+        owner = np.repeat(np.arange(len(parts)), [len(times) for times, _ in parts])
+        return RequestColumns.in_order(
+            times - times.min(),
+            np.concatenate([lengths.prompt_tokens for _, lengths in parts]),
+            np.concatenate([lengths.output_tokens for _, lengths in parts]),
             tenant=[self.clients[at].name for at in owner.tolist()],
         )
 

@@ -7,7 +7,7 @@ prompt holds what was said before, then the user's new text: prompt i = prompt i
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isnan
 from typing import TYPE_CHECKING
 
@@ -130,17 +130,16 @@ class Conversations:
         )
         turn = ramps(turns)
         arrival_s = np.repeat(starts_s, turns) + turn * self.think_s
-        order = np.argsort(arrival_s, kind="stable")
         of = np.repeat(np.arange(len(turns)), turns)
-        return RequestColumns(
-            arrival_s[order],
-            (prompts + self.system_tokens)[order],
-            outputs[order],
-            session=[f"c{number}" for number in of[order].tolist()],
-            prefix_ids=self._prefixes(prompts, of).take(order),
-            prefix_block_size=self.block_size,
-            delay_s=np.where(turn == 0, np.nan, self.think_s)[order],
+        columns = RequestColumns.in_order(
+            arrival_s,
+            prompts + self.system_tokens,
+            outputs,
+            session=[f"c{number}" for number in of.tolist()],
+            prefix_ids=self._prefixes(prompts, of),
+            delay_s=np.where(turn == 0, np.nan, self.think_s),
         )
+        return replace(columns, prefix_block_size=self.block_size)
 
     def _prefixes(self, prompts: NDArray[np.int64], of: NDArray[np.int64]) -> PrefixIds:
         """Ids of the full blocks: those of the system prompt are shared by all, others by one conversation's turns."""

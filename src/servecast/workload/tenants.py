@@ -63,14 +63,13 @@ def mixture(tenants: Sequence[Tenant], requests: int, seed: int) -> RequestColum
         owners.append(np.full(len(times_s), at))
     times_s, prompts, outputs = (np.concatenate(column) for column in zip(*parts, strict=True))
     owner = np.concatenate(owners)
-    order = np.argsort(times_s, kind="stable")
     priorities = np.array([tenant.priority for tenant in tenants], np.int64)
-    return RequestColumns(
-        times_s[order],
-        prompts[order],
-        outputs[order],
-        priority=priorities[owner[order]] if priorities.any() else None,
-        tenant=[names[at] for at in owner[order].tolist()],
+    return RequestColumns.in_order(
+        times_s,
+        prompts,
+        outputs,
+        priority=priorities[owner] if priorities.any() else None,
+        tenant=[names[at] for at in owner.tolist()],
     )
 
 

@@ -5,8 +5,6 @@ counted as left out, cancelled and failed ones as failed. ``inter_chunk_latency`
 0.13.
 """
 
-from __future__ import annotations
-
 from math import nan
 from typing import Any
 

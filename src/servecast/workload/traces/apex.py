@@ -3,8 +3,6 @@
 ``SynthesizedBody`` may be there, quoted; it is not read. Source: github.com/microsoft/apex_plus.
 """
 
-from __future__ import annotations
-
 from servecast.workload.traces.delimited import Delimited, fixed
 
 _COLUMNS = "StartTimeOffset,ContextTokens,GeneratedTokens"

@@ -5,8 +5,6 @@ the original service took [s]. Columns are found by name. No response tokens mea
 Source: github.com/HPMLL/BurstGPT.
 """
 
-from __future__ import annotations
-
 from servecast.workload.traces.delimited import Delimited, Layout, fixed
 
 _V1 = "Timestamp,Request tokens,Response tokens,Model,Log Type"

@@ -9,9 +9,10 @@ Mooncake's, and is read back with ``format: timed_trace``.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from math import inf, isnan, nextafter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from servecast.requests import Request
     from servecast.workload.clients import RequestColumns
 
+_BLOCKS = {"mooncake": PREFIX_BLOCK_SIZE, "timed_trace": TIMED_TRACE_BLOCK_SIZE}
 _START = datetime(2000, 1, 1, tzinfo=UTC)
 
 
@@ -43,41 +45,29 @@ def write_trace(columns: RequestColumns, path: str, form: str) -> list[str]:
 
 def _fitting(columns: RequestColumns, form: str) -> tuple[RequestColumns, list[str]]:
     """What the form can hold, and what it cannot."""
-    lost = []
-    kept = {name: getattr(columns, name) for name in ("priority", "session", "tenant", "delay_s")}
-    for name, of in (("priority", ("plain",)), ("tenant", ("plain",)), ("session", ("plain", "mooncake"))):
-        if kept[name] is not None and form not in of:
-            lost.append(f"{name} is not kept: {form} has no place for it")
-            kept[name] = None
-    if kept["delay_s"] is not None and form not in ("plain", "mooncake"):
-        lost.append(f"delays are not kept: {form} has no place for them, turns are at their earliest times")
-        kept["delay_s"] = None
-    ids, size = columns.prefix_ids, columns.prefix_block_size
-    if ids is not None and size is not None:
-        if form == "azure":
-            lost.append("prefix ids are not kept: azure has no place for them")
-            ids, size = None, None
-        elif form == "timed_trace":
-            if size != TIMED_TRACE_BLOCK_SIZE:
-                lost.append("prefix ids are split into blocks of 16 tokens")
-            ids, size = _complete(columns, TIMED_TRACE_BLOCK_SIZE), TIMED_TRACE_BLOCK_SIZE
-        elif form == "mooncake" and size == PREFIX_BLOCK_SIZE:
-            ids = _complete(columns, PREFIX_BLOCK_SIZE)
-        elif form == "mooncake":
+    lost: list[str] = []
+    dropped: dict[str, Any] = {}
+    turns = "delays are not kept: {form} has no place for them, turns are at their earliest times"
+    for name, said, forms in (
+        ("priority", "priority is not kept: {form} has no place for it", ("plain",)),
+        ("tenant", "tenant is not kept: {form} has no place for it", ("plain",)),
+        ("session", "session is not kept: {form} has no place for it", ("plain", "mooncake")),
+        ("delay_s", turns, ("plain", "mooncake")),
+        ("prefix_ids", "prefix ids are not kept: {form} has no place for them", ("plain", "mooncake", "timed_trace")),
+    ):
+        if getattr(columns, name) is not None and form not in forms:
+            lost.append(said.format(form=form))
+            dropped[name] = None
+    size, block = columns.prefix_block_size, _BLOCKS.get(form)
+    if columns.prefix_ids is not None and block is not None:
+        if form == "mooncake" and size != block:
             lost.append(f"prefix ids are not kept: they stand for {size} tokens, and Mooncake's for 512")
-            ids, size = None, None
-    changed = type(columns)(
-        columns.arrival_s,
-        columns.prompt_tokens,
-        columns.output_tokens,
-        kept["priority"],
-        kept["session"],
-        kept["tenant"],
-        ids,
-        size,
-        kept["delay_s"],
-    )
-    return changed, lost
+            dropped["prefix_ids"] = None
+        else:
+            if size != block:
+                lost.append(f"prefix ids are split into blocks of {block} tokens")
+            columns = replace(columns, prefix_ids=_complete(columns, block), prefix_block_size=block)
+    return replace(columns, **dropped), lost
 
 
 def _complete(columns: RequestColumns, block_size: int) -> PrefixIds:
@@ -99,23 +89,20 @@ def _complete(columns: RequestColumns, block_size: int) -> PrefixIds:
 
 
 def _plain(columns: RequestColumns) -> Iterator[str]:
-    more: list[tuple[str, Callable[[Request], str]]] = []
-    if columns.priority is not None:
-        more.append(("priority", lambda request: str(request.priority)))
-    if columns.session is not None:
-        more.append(("session", lambda request: _cell(request.session)))
-    if columns.tenant is not None:
-        more.append(("tenant", lambda request: _cell(request.tenant)))
-    if columns.delay_s is not None:
-        delays = columns.delay_s.tolist()
-        more.append(("delay_s", lambda request: "" if isnan(delays[request.id]) else repr(delays[request.id])))
-    if columns.prefix_ids is not None:
-        name = f"prefix_ids_{columns.prefix_block_size}"
-        more.append((name, lambda request: " ".join(map(str, request.prefix_ids))))
-    yield ",".join(["arrival_s", "prompt_tokens", "output_tokens", *(name for name, _ in more)])
+    delays = [] if columns.delay_s is None else columns.delay_s.tolist()
+    cells: dict[str, Callable[[Request], str]] = {
+        "priority": lambda request: str(request.priority),
+        "session": lambda request: _cell(request.session),
+        "tenant": lambda request: _cell(request.tenant),
+        "delay_s": lambda request: "" if isnan(delays[request.id]) else repr(delays[request.id]),
+        "prefix_ids": lambda request: " ".join(map(str, request.prefix_ids)),
+    }
+    more = [name for name in cells if getattr(columns, name) is not None]
+    names = (f"{name}_{columns.prefix_block_size}" if name == "prefix_ids" else name for name in more)
+    yield ",".join(["arrival_s", "prompt_tokens", "output_tokens", *names])
     for request in columns:
-        cells = [repr(request.arrival_s), str(request.prompt_tokens), str(request.output_tokens)]
-        yield ",".join([*cells, *(cell(request) for _, cell in more)])
+        start = f"{request.arrival_s!r},{request.prompt_tokens},{request.output_tokens}"
+        yield ",".join([start, *(cells[name](request) for name in more)])
 
 
 def _cell(name: str | None) -> str:

@@ -4,8 +4,6 @@
 ``request.output_tokens``. Events come in the order of their ends. Source: ai-dynamo/dynamo.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from servecast.workload.traces.json_lines import JsonLines

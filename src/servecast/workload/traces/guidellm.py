@@ -5,8 +5,6 @@ Times are Unix seconds under ``info.timings``. A request arrives when it was sen
 ``request_end``. Source: GuideLLM 0.8.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from servecast.workload.traces.documents import Documents, json_object, listed

@@ -3,8 +3,6 @@
 ``output_token_times`` gives the first token and every gap. Source: kubernetes-sigs/inference-perf 0.7.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from math import nan
 from typing import Any

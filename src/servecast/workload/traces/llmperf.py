@@ -3,8 +3,6 @@
 Its inter-token latency holds the TTFT and is not read. Source: ray-project/llmperf (unmaintained since 2024-12).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from servecast.workload.traces.documents import Documents, json_object

@@ -5,8 +5,6 @@ and ``arrival_time`` on another, the wall clock: only the first is read, so a re
 it. Source: github.com/casys-kaist/LLMServingSim.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from servecast.workload.traces.delimited import Delimited, Layout, fixed

@@ -4,8 +4,6 @@
 Spans of other names are left out and counted. Source: vLLM 0.32 vllm/tracing.py.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from servecast.workload.traces.documents import Documents

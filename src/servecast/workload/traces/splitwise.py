@@ -3,8 +3,6 @@
 Source: github.com/Mutinifni/splitwise-sim.
 """
 
-from __future__ import annotations
-
 from servecast.workload.traces.delimited import Delimited, Layout, fixed
 
 _COLUMNS = "arrival_timestamp,prompt_size,token_size"

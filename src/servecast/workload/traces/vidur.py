@@ -3,15 +3,11 @@
 Without times they are lengths alone. Source: github.com/microsoft/vidur, data/processed_traces.
 """
 
-from __future__ import annotations
-
 from servecast.workload.traces.delimited import Delimited, fixed
 
 _LENGTHS = "num_prefill_tokens,num_decode_tokens"
 
 VIDUR = Delimited("vidur", f"CSV with the columns arrived_at,{_LENGTHS}", fixed(f"arrived_at,{_LENGTHS}"))
-
-
 VIDUR_LENGTHS = Delimited(
     "vidur_lengths",
     f"CSV with the columns {_LENGTHS} and no times",

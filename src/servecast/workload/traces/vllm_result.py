@@ -7,8 +7,6 @@ is TTFT + ITLs. ``--append-result`` and SGLang put one document after another; a
 it is not needed. Source: vLLM 0.32 vllm/benchmarks/serve.py; SGLang bench_serving.py.
 """
 
-from __future__ import annotations
-
 from itertools import repeat
 from math import fsum, nan
 from typing import Any
