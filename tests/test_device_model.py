@@ -7,7 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
 
-from servecast.device.grid import Limits, Point, Span, plan  # noqa: E402
+from servecast.device import grid  # noqa: E402
+from servecast.device.grid import Limits, Point, Span  # noqa: E402
 from servecast.device.model import transformer  # noqa: E402
 from servecast.device.serving import TILE, KVCache, Padded, Ragged  # noqa: E402
 from servecast.errors import InputError  # noqa: E402
@@ -203,7 +204,7 @@ def test_what_is_not_computed_is_refused_by_name(name):
 
 def test_a_grid_holds_each_shape_once_and_stays_within_its_limits():
     limits = Limits(32, 1024, 2048)
-    points = plan(limits)
+    points = grid.points(limits)
     assert len({point.label for point in points}) == len(points)
     assert {point.part for point in points[:10]} == {"grid"}
     assert sum(point.part == "held_out" for point in points) >= 30
@@ -213,14 +214,14 @@ def test_a_grid_holds_each_shape_once_and_stays_within_its_limits():
         assert shape.max_context <= limits.length
         assert shape.prefill_tokens + shape.decode_rows <= limits.tokens
     assert any(p.shape.prefill_context for p in points)
-    assert plan(limits) == points
+    assert grid.points(limits) == points
     even, uneven = Point(((100, 1),) * 4).shape, Point(((50, 1), (150, 1)) * 2).shape
     assert even._replace(max_context=0) == uneven._replace(max_context=0)
 
 
 @pytest.mark.parametrize("limits", [Limits(1, 16, 16), Limits(2, 16, 16), Limits(3, 40, 30), Limits(256, 8192, 8192)])
 def test_any_limits_make_a_grid(limits):
-    points = plan(limits)
+    points = grid.points(limits)
     kinds = {bool(point.shape.prefill_rows) for point in points}
     assert kinds == {True, False}
     assert np.all([point.shape.max_context <= limits.length for point in points])
