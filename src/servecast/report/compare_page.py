@@ -33,7 +33,7 @@ def write(compared: Comparison, out: Path, figures: Sequence[str] = (), *, as_cs
     Raises InputError: the folder cannot be written, or what is there holds no results.
     """
     target = out / f"{compared.setting.scenario.name}-compared"
-    scenario = seen_from(target.resolve(), as_it_ran(compared))
+    scenario = seen_from(target.resolve(), _as_it_ran(compared))
     with replacing(target) as folder:
         drawn = charts(compared)
         tables = {"summary": compared.table, "requests": compared.requests}
@@ -56,7 +56,7 @@ def document(compared: Comparison, page: Path) -> dict[str, Any]:
     }
 
 
-def as_it_ran(compared: Comparison) -> dict[str, Any]:
+def _as_it_ran(compared: Comparison) -> dict[str, Any]:
     """The resolved scenario, with the network that was used."""
     data = resolved(compared.setting.scenario)
     data["workload"]["network"] = compared.setting.network._asdict()

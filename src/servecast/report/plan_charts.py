@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from servecast.plan.answer import Option, Plan
 
-MOST_OPTIONS = 40  # of a figure; the table has all of them
+_MOST_OPTIONS = 40  # of a figure; the table has all of them
 _LOOKS = 10
+_DOLLARS = "US dollars per million output tokens"
 _NO_NEWS = 0.01  # a gain that is none
 _SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of the highest load
 _STEPS = 30  # of whole replicas, up to twice the target
@@ -28,7 +29,7 @@ def charts(plan: Plan) -> Iterator[Chart]:
     if not able:
         return
     best = plan.best.label if plan.best is not None else ""
-    first = sorted(able, key=lambda option: (option.label != best, -_each(option)))[:MOST_OPTIONS]
+    first = sorted(able, key=lambda option: (option.label != best, -_each(option)))[:_MOST_OPTIONS]
     looks = {option.label: place % _LOOKS for place, option in enumerate(first)}
     yield _loads(plan, first, looks)
     few = first[:_LOOKS]
@@ -51,40 +52,28 @@ def _loads(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Char
     bars = []
     for option in options:
         assert option.capacity is not None, "those without a capacity were left out"
-        value, low, high = (None if end is None else end / option.gpus for end in option.capacity)
-        assert value is not None, "an estimate has a value"
-        ends = bounds(option.capacity.over(option.gpus), 4)
+        each = option.capacity.over(option.gpus)
         of_all = f"{number(option.capacity.value, 4)} on {_gpu_count(option.gpus)}"
         needed = BLANK if option.target_gpus is None else str(option.target_gpus)
-        numbers = [
-            (f"each GPU [{unit}]", number(value, 4)),
-            ("90 % interval", ends),
-            ("highest load", of_all),
-            ("GPUs for the target", needed),
-        ]
+        numbers = [(f"each GPU [{unit}]", number(each.value, 4)), ("90 % interval", bounds(each, 4)),
+                   ("highest load", of_all), ("GPUs for the target", needed)]  # fmt: skip
         if "output" in option.usd_per_mtok:
             numbers.append(("$/M output tokens there", number(option.usd_per_mtok["output"].value, 4)))
         if option.binds:
             numbers.append(("what binds", option.binds))
         bars.append(
             Bar(
-                option.label,
-                tuple(numbers),
-                value=value,
-                low=low,
-                high=high,
-                look=looks[option.label],
-                hollow=not option.serves,
-                words=of_all,
+                option.label, tuple(numbers), value=each.value, low=each.low, high=each.high,
+                look=looks[option.label], hollow=not option.serves, words=of_all,
             )
-        )
+        )  # fmt: skip
     panel = Bars(Axis(f"highest load within the goal, of each GPU [{unit}]", base=0.0), tuple(bars))
     most = max(bars, key=lambda bar: bar.value or 0.0)
     caption = f"{most.name} serves most on each GPU: {number(most.value)} {unit} within the goal."
     legend = [Key("90 % interval", "interval")]
     if any(bar.hollow for bar in bars):
         legend.append(Key("does not serve the target", "hollow"))
-    note = "" if len(options) < MOST_OPTIONS else f"The best {MOST_OPTIONS}; options.csv has all."
+    note = "" if len(options) < _MOST_OPTIONS else f"The best {_MOST_OPTIONS}; options.csv has all."
     return Chart("loads", "What each configuration serves", caption, (panel,), tuple(legend), note)
 
 
@@ -111,28 +100,17 @@ def _gpus(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Chart
             told = (("GPUs", str(option.target_gpus)), (f"serve [{unit}]", number(target)), ("by", "simulation"))
             point = Datum(target, float(option.target_gpus), f"{option.label}, the target", told)
             series.append(Series(option.label, looks[option.label], ((point,),)))
-    panel = Panel(
-        Axis(f"load [{unit}]", base=0.0),
-        Axis("GPUs", base=0.0, whole=True),
-        tuple(series),
-        lines=(Line(f"target {number(target)}", x=target),),
-    )
-    if plan.best is not None:
-        caption = (
-            f"{plan.best.label} takes {plan.best.target_gpus} GPUs for {number(target)} {unit}."
-            if plan.best.target_gpus != 1
-            else f"{plan.best.label} takes one GPU for {number(target)} {unit}."
-        )
-    else:
-        caption = f"No configuration serves {number(target)} {unit} within the limits of the search."
-    return Chart(
-        "gpus",
-        "GPUs against load",
-        caption,
-        (panel,),
-        tuple(Key(option.label, looks[option.label]) for option in options),
-        note="Lines scale the highest load that was simulated to whole replicas; marks are simulated at the target.",
-    )
+    x, y = Axis(f"load [{unit}]", base=0.0), Axis("GPUs", base=0.0, whole=True)
+    panel = Panel(x, y, tuple(series), lines=(Line(f"target {number(target)}", x=target),))
+    caption = f"No configuration serves {number(target)} {unit} within the limits of the search."
+    if plan.best is not None and plan.best.target_gpus is not None:
+        caption = f"{plan.best.label} takes {_gpu_count(plan.best.target_gpus)} for {number(target)} {unit}."
+    note = "Lines scale the highest load that was simulated to whole replicas; marks are simulated at the target."
+    return Chart("gpus", "GPUs against load", caption, (panel,), _keys(options, looks), note)
+
+
+def _keys(options: Sequence[Option], looks: dict[str, int]) -> tuple[Key, ...]:
+    return tuple(Key(option.label, looks[option.label]) for option in options)
 
 
 def _money(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Chart:
@@ -140,41 +118,27 @@ def _money(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Char
     for option in options:
         points = []
         for share in _SHARES:
-            value, low, high = (None if end is None else end / share for end in option.usd_per_mtok["output"])
-            assert value is not None, "an estimate has a value"
+            price = option.usd_per_mtok["output"].over(share)
             numbers = (
                 ("of the highest load", f"{share:.0%}"),
-                ("$/M output tokens", number(value, 4)),
-                ("90 % interval", bounds(option.usd_per_mtok["output"].over(share), 4)),
+                ("$/M output tokens", number(price.value, 4)),
+                ("90 % interval", bounds(price, 4)),
             )
-            ends = (
-                (low, high)
-                if share == 1 and low is not None and high is not None and math.isfinite(high)
-                else (None, None)
-            )
-            points.append(Datum(100 * share, value, option.label, numbers, *ends))
+            drawn = share == 1 and price.high is not None and math.isfinite(price.high)
+            ends = (price.low, price.high) if drawn else (None, None)
+            points.append(Datum(100 * share, price.value, option.label, numbers, *ends))
         series.append(Series(option.label, looks[option.label], (tuple(points),)))
     lines: tuple[Line, ...] = ()
     if plan.break_even is not None and plan.break_even.utilisation <= 1 and plan.best is not None:
         lines = (Line("as dear as the API", x=100 * plan.break_even.utilisation),)
-    panel = Panel(
-        Axis("mean load, of the highest [%]", limits=(0.0, 105.0)),
-        Axis("US dollars per million output tokens", log=True),
-        tuple(series),
-        lines=lines,
-    )
+    x, y = Axis("mean load, of the highest [%]", limits=(0.0, 105.0)), Axis(_DOLLARS, log=True)
+    panel = Panel(x, y, tuple(series), lines=lines)
     cheap = min(options, key=lambda option: option.usd_per_mtok["output"].value)
     caption = (
         "A GPU is paid for by the hour: at half the load a token costs twice as much. At its highest load "
         f"{cheap.label} makes a million output tokens for ${interval(cheap.usd_per_mtok['output'])}."
     )
-    return Chart(
-        "cost-curve",
-        "What a million tokens cost",
-        caption,
-        (panel,),
-        tuple(Key(option.label, looks[option.label]) for option in options),
-    )
+    return Chart("cost-curve", "What a million tokens cost", caption, (panel,), _keys(options, looks))
 
 
 def _changes(plan: Plan) -> Chart:

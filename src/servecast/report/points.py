@@ -40,7 +40,7 @@ _RATES = {
 }
 
 
-def number_of(column: str) -> Metric:
+def _number_of(column: str) -> Metric:
     """How a column of a point is called and written."""
     return _RATES.get(column) or METRICS[column]
 
@@ -95,7 +95,7 @@ class Points:
     def numbers(self, row: Any, first: Sequence[str] = ()) -> tuple[tuple[str, str], ...]:
         """All numbers of a point at four digits, those of the chart's axes first; what has no value is left out."""
         columns = dict.fromkeys((*first, *(each.name for each in ranked(WIDE - 1)), *_RATES))
-        known = [number_of(name) for name in columns if name in {*METRICS, *_RATES} and not missing(row.get(name))]
+        known = [_number_of(name) for name in columns if name in {*METRICS, *_RATES} and not missing(row.get(name))]
         return tuple((each.label, written(each, row, 4)) for each in known)
 
     def legend(self, table: pd.DataFrame) -> tuple[Key, ...]:

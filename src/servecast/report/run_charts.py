@@ -26,7 +26,7 @@ _CURVE = 160  # points of a distribution's line
 _STEPS = 110  # drawn of each policy on the roofline, evenly spaced in busy time
 
 #: Parts of a waste bar: label and look.
-PARTS = (
+_PARTS = (
     ("useful", "useful"),
     ("recomputed after preemption", "recomputed"),
     ("lost when memory ran out", "lost"),
@@ -101,11 +101,11 @@ def waste(view: View) -> Chart | None:
     bars, useful, used = [], {}, set()
     for policy in view.policies:
         row = view.row(policy)
-        counts = parts_of(row)
+        counts = _parts_of(row)
         if not (total := sum(counts)):
             continue
         useful[policy] = counts[0] / total
-        there = [(label, look, count) for (label, look), count in zip(PARTS, counts, strict=True) if count]
+        there = [(label, look, count) for (label, look), count in zip(_PARTS, counts, strict=True) if count]
         numbers = [(label, f"{share(count / total)} ({count:,.0f})") for label, _, count in there]
         lost = (("padding", row["padding_waste_s"]), ("idle slots", row["slot_waste_s"]))
         numbers += [
@@ -128,7 +128,7 @@ def waste(view: View) -> Chart | None:
         "Where the computed tokens went",
         f"{caption}.",
         (panel,),
-        tuple(Key(label, look) for label, look in PARTS if look in used),
+        tuple(Key(label, look) for label, look in _PARTS if look in used),
         note=_EMPTY if "idle" in used else "",
     )
 
@@ -141,8 +141,8 @@ _EMPTY = (
 )
 
 
-def parts_of(row: Any) -> list[float]:
-    """Token places of one run, in the order of `PARTS`."""
+def _parts_of(row: Any) -> list[float]:
+    """Token places of one run, in the order of `_PARTS`."""
     recomputed = min(float(row["recomputed_tokens"]), float(row["useful_tokens"]))
     lost = min(float(row["lost_tokens"]), float(row["useful_tokens"]) - recomputed)
     useful = float(row["useful_tokens"]) - recomputed - lost
@@ -157,7 +157,7 @@ def roofline(view: View) -> Chart | None:
     looks = places(view.policies, view.kinds)
     series, reach, bounds = [], [roof.ridge, roof.ridge], []
     for policy in view.policies:
-        steps = evenly_in_busy_time(view.of(view.decisions, policy), _STEPS)
+        steps = _evenly_in_busy_time(view.of(view.decisions, policy), _STEPS)
         if not len(steps):
             continue
         intensity, reached = on_the_roof(steps)
@@ -181,7 +181,7 @@ def roofline(view: View) -> Chart | None:
     return Chart("roofline", "Steps on the roofline", _roof_caption(roof, bounds), (panel,), legend, note)
 
 
-def evenly_in_busy_time(decisions: pd.DataFrame, most: int) -> pd.DataFrame:
+def _evenly_in_busy_time(decisions: pd.DataFrame, most: int) -> pd.DataFrame:
     """At most so many decisions, evenly spaced in busy time."""
     if len(decisions) <= most:
         return decisions

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from servecast.run.results import Results
 
 MOST_ROWS = 150  # of the table of policies
-LARGEST_FILE = 900_000  # bytes of a table that travels in the page; of a larger one the points of the charts do
+_LARGEST_FILE = 900_000  # bytes of a table that travels in the page; of a larger one the points of the charts do
 
 
 def write(results: Results, out: Path, figures: Sequence[str] = (), *, as_csv: bool = False) -> Path:
@@ -189,7 +189,7 @@ def _tiles(results: Results) -> tuple[str, list[tuple[str, str]]]:
 def _summary_file(results: Results, points: Points) -> tuple[str, str]:
     """``summary.csv`` as a file that travels in the page, and what a reader should know of it."""
     data = frame_csv(results.summary)
-    if len(data) <= LARGEST_FILE:
+    if len(data) <= _LARGEST_FILE:
         return download("summary.csv", data), ""
     columns = [each.name for each in ranked() if each.name in points.shown]
     part = download("summary-points.csv", frame_csv(points.shown[["policy", *points.keys, *columns]]))

@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
     from servecast.run.shown import View
 
-PANELS = 6  # policies of a timeline
+_PANELS = 6  # policies of a timeline
 _MEANS = 110  # of time where means are drawn: batches that follow each other faster are a level, not a comb
 _BUCKETS = 300  # of time where peaks are drawn
 _MOMENTS = 40  # with tooltips
 _MARKS = 60  # of a kind and policy
 _ABOVE = 111.0  # percent of the KV memory: where marks stand
 
-LARGEST = 64  # requests of a chart of slots; more are no longer told apart
+_LARGEST = 64  # requests of a chart of slots; more are no longer told apart
 _SLOT_PANELS = 4
 
 
 def timeline(view: View) -> Chart | None:
     """For each policy rows at work and KV memory over time, with every moment that memory was short (up to a limit)."""
     seen = {*view.decisions["policy"], *view.oom["policy"]}
-    shown = [policy for policy in view.policies if policy in seen][:PANELS]
+    shown = [policy for policy in view.policies if policy in seen][:_PANELS]
     if not shown:
         return None
     looks = places(view.policies, view.kinds)
@@ -166,7 +166,7 @@ def _timeline_caption(view: View, shown: list[str]) -> str:
 def slots(view: View) -> Chart | None:
     """Of a small run a bar a request in the row of its slot: prompt, answer, then the time it holds it for others."""
     counts = [len(view.of(view.requests, policy)) for policy in view.policies]
-    if not counts or not 0 < max(counts) <= LARGEST or view.requests["scheduled_s"].isna().all():
+    if not counts or not 0 < max(counts) <= _LARGEST or view.requests["scheduled_s"].isna().all():
         return None
     shown = view.policies[:_SLOT_PANELS]
     looks = places(view.policies, view.kinds)

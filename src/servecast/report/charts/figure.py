@@ -74,7 +74,7 @@ def swatch(key: Key) -> str:
 
 def _numbers(chart: Chart) -> str:
     """All numbers of a chart, for eyes that do not read charts: as a table, and as a file."""
-    heads, rows = numbers_of(chart)
+    heads, rows = _numbers_of(chart)
     if not rows:
         return ""
     more = ""
@@ -87,7 +87,7 @@ def _numbers(chart: Chart) -> str:
     )
 
 
-def numbers_of(chart: Chart) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def _numbers_of(chart: Chart) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Heads and rows of what the tooltips of a chart say: a row a point, each once."""
     told = [(each.name, dict(each.numbers)) for panel in chart.panels for each in _with_tooltips(panel) if each.numbers]
     labels = dict.fromkeys(label for _, numbers in told for label in numbers)
