@@ -282,7 +282,7 @@ def test_a_closed_pipe_is_no_traceback():
 def test_explain_without_arguments_gives_the_worked_numbers(capsys):
     assert command("explain") == 0
     shown = capsys.readouterr().out
-    for figure in ("1.0 ", "64.0 ", "62.06", "a ridge of 140", "295.2", "llama-2-7b", "85.3%", "87.4%", "16,008,000"):
+    for figure in ("1.0 ", "64.0 ", "62.06", "a ridge of 140", "295.2", "llama-2-7b", "85.3 %", "87.4 %", "16,008,000"):
         assert figure in shown, figure
     for line in ("140.0, the example", "153.0, its own", "200.6, its own"):
         assert shown.count(line) == (4 if "example" in line else 2), line

@@ -53,6 +53,11 @@ def share(value: float | None) -> str:
     return f"{percent:.1f} %" if 0 < percent < 10 else f"{percent:.0f} %"
 
 
+def percent(value: float, digits: int = 1) -> str:
+    """A fraction as a percentage with so many decimals."""
+    return f"{100 * value:.{digits}f} %"
+
+
 def signed(value: float, digits: int = 0) -> str:
     """A signed share as a percentage, ``+12 %``; what rounds to nothing has no sign and no decimals."""
     percent = round(100 * value, digits)

@@ -9,7 +9,7 @@ from servecast.errors import InputError
 from servecast.plan import lessons
 from servecast.scenario import check, serving
 from servecast.scenario.serving import memory_budget
-from servecast.text import Table, gibibytes
+from servecast.text import Table, gibibytes, percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -198,8 +198,8 @@ def worked_numbers() -> Iterator[Table]:
         "one prompt of 2,000 tokens padded together with seven of 50",
         ("", "computed", "useful", "padding"),
         (
-            ("prompt tokens", f"{waste.computed_tokens:,}", f"{waste.useful_tokens:,}", f"{waste.tokens:.1%}"),
-            ("attention pairs", f"{waste.computed_pairs:,}", f"{waste.useful_pairs:,}", f"{waste.pairs:.1%}"),
+            ("prompt tokens", f"{waste.computed_tokens:,}", f"{waste.useful_tokens:,}", percent(waste.tokens)),
+            ("attention pairs", f"{waste.computed_pairs:,}", f"{waste.useful_pairs:,}", percent(waste.pairs)),
         ),
     )
 

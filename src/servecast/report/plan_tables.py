@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from servecast.plan.answer import KINDS, UTILISATIONS
 from servecast.report.plan_words import hardware, interval, shortened, statistic, with_names
 from servecast.scenario.goals import at_least
-from servecast.text import BLANK, Table, number, signed
+from servecast.text import BLANK, Table, number, percent, signed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ def tables(plan: Plan) -> Iterator[Table]:
     if rows:
         yield Table(BEST, ("statistic", "value, 90 % interval", "target"), tuple(rows))
     if best.usd_per_mtok:
-        heads = ("tokens", "at the target", *(f"at {share:.0%} of the highest load" for share in UTILISATIONS))
+        heads = ("tokens", "at the target", *(f"at {percent(share, 0)} of the highest load" for share in UTILISATIONS))
         yield Table(DOLLARS, heads, tuple(_money(best, kind) for kind in KINDS if kind in best.usd_per_mtok))
     if plan.changes and plan.baseline is not None:
         yield Table(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from servecast.report.charts.spec import Axis, Bar, Bars, Chart, Key, Part
+from servecast.text import percent, signed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,7 +40,7 @@ def step_error(profile: Mapping[str, Any] | None, *, calibrated: bool | None = N
     mixed = _of(steps, "mixed")
     sums = every.get("rows_each", 1)
     what = f"sums of {sums} steps" if sums > 1 else "steps"
-    bias = f"mixed steps {_signed(mixed['signed_mean'])} in the mean" if mixed else _signed(every["signed_mean"])
+    bias = f"mixed steps {signed(mixed['signed_mean'], 2)} in the mean" if mixed else signed(every["signed_mean"], 2)
     return (
         f"Step times: held-out {what} are met to {_percent(every['median'])} in the median, {_percent(every['p95'])} "
         f"at p95; {bias}{'' if mixed else ' in the mean'}."
@@ -59,7 +60,7 @@ def step_errors(profile: Mapping[str, Any] | None) -> Chart | None:
         count = f"{error['count']:,}" if "count" in error else "not stated"
         middle, tail = float(error["median"]), float(error["p95"])
         numbers = (("median error", _percent(middle)), ("p95", _percent(tail)),
-                   ("signed mean", _signed(error["signed_mean"])), ("judged on", count))  # fmt: skip
+                   ("signed mean", signed(error["signed_mean"], 2)), ("judged on", count))  # fmt: skip
         parts = (Part(100 * middle, 2), Part(100 * max(tail - middle, 0.0), "beyond"))
         words = f"{_percent(middle)}, p95 {_percent(tail)}"
         bars.append(Bar(", ".join(names), numbers, parts, look=2, words=words))
@@ -105,8 +106,4 @@ def _of(errors: Sequence[Mapping[str, Any]], kind: str) -> Mapping[str, Any] | N
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.2f} %" if value < 0.1 else f"{100 * value:.0f} %"
-
-
-def _signed(value: float) -> str:
-    return f"{100 * value:+.2f} %"
+    return percent(value, 2 if value < 0.1 else 0)

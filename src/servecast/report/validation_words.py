@@ -8,7 +8,7 @@ import numpy as np
 
 from servecast.against.device import compare
 from servecast.requests import Status
-from servecast.text import Table
+from servecast.text import Table, percent, signed
 
 if TYPE_CHECKING:
     from servecast.against.device.validate import Case, Validation
@@ -30,7 +30,7 @@ def tables(validation: Validation) -> list[Table]:
 
 def _held_out(validation: Validation) -> Table:
     rows = [
-        (e["regime"], str(e["count"]), f"{e['median']:.1%}", f"{e['p95']:.1%}", f"{e['signed_mean']:+.1%}")
+        (e["regime"], str(e["count"]), percent(e["median"]), percent(e["p95"]), signed(e["signed_mean"], 1))
         for e in validation.held_out
     ]
     heads = ("steps", "count", "median", "p95", "signed mean")
@@ -44,9 +44,9 @@ def _same_batches(validation: Validation) -> Table:
             _load(c),
             s["regime"],
             str(s["count"]),
-            f"{s['total']:+.1%}",
-            f"{s['median']:.1%}",
-            f"{s['p95']:.1%}",
+            signed(s['total'], 1),
+            percent(s['median']),
+            percent(s['p95']),
         )
         for c in validation.cases
         for s in c.same_batches
@@ -58,9 +58,9 @@ def _same_batches(validation: Validation) -> Table:
 def _closed_loop(validation: Validation) -> Table:
     rows = [
         (
-            case.policy, _load(case), c.metric, f"{c.simulated:.4g}", f"{np.mean(c.executed):.4g}", f"{c.error:+.1%}",
-            "-" if c.error_at_speed is None else f"{c.error_at_speed:+.1%}",
-            "-" if c.noise is None else f"{c.noise:.1%}", "-" if c.gate is None else f"{c.gate:.0%}", c.verdict,
+            case.policy, _load(case), c.metric, f"{c.simulated:.4g}", f"{np.mean(c.executed):.4g}", signed(c.error, 1),
+            "-" if c.error_at_speed is None else signed(c.error_at_speed, 1),
+            "-" if c.noise is None else percent(c.noise), "-" if c.gate is None else percent(c.gate, 0), c.verdict,
             _banded(case, c.metric),
         )
         for case in validation.cases
@@ -86,7 +86,7 @@ def _closed_loop(validation: Validation) -> Table:
 def _runs(validation: Validation) -> Table:
     rows = [
         (
-            case.policy, _load(case), "-" if case.rate_rps is None else f"{case.rate_rps:.3g}", f"{case.drift:+.1%}",
+            case.policy, _load(case), "-" if case.rate_rps is None else f"{case.rate_rps:.3g}", signed(case.drift, 1),
             str(case.tries), "yes" if case.conclusive else "no", case.regime[0] or "-", case.regime[1] or "-",
             _lost(case.simulated), ", ".join(dict.fromkeys(_lost(executed.run) for executed in case.executed)),
             *(_request_error(case, name) for name in ("ttft", "tpot", "e2e")),
@@ -146,7 +146,7 @@ def _banded(case: Case, metric: str) -> str:
 
 def _request_error(case: Case, name: str) -> str:
     error = case.per_request.get(name)
-    return "-" if error is None else f"{error['median']:.1%}, {error['p90']:.1%}"
+    return "-" if error is None else f"{percent(error['median'])}, {percent(error['p90'])}"
 
 
 def _lost(run: Run) -> str:

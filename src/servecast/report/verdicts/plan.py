@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from servecast.report.plan_words import apart, gpus, interval, shortened, statistic, timed, with_names
 from servecast.report.verdicts import Verdict, as_sentence, first_concise
 from servecast.scenario.goals import at_least
-from servecast.text import listed, number, signed
+from servecast.text import listed, number, percent, signed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +67,7 @@ def _details(plan: Plan, best: Option) -> Iterator[str]:
     if "total" in best.usd_at_target and "total" in best.usd_per_mtok:
         yield (
             f"a million tokens, in and out, cost ${number(best.usd_at_target['total'].value)} at the target "
-            f"({best.target / best.capacity.value:.0%} of the highest load), "
+            f"({percent(best.target / best.capacity.value, 0)} of the highest load), "
             f"${number(best.usd_per_mtok['total'].value)} at the highest"
         )
     if plan.break_even is not None:
@@ -97,20 +97,20 @@ def _against_api(plan: Plan, best: Option) -> str:
         return f"the API is cheaper at any load than {whose}: break-even would be at {load}, above the highest"
     ends = ""
     if found.utilisation_low is not None and found.utilisation_high is not None:
-        ends = f", {100 * found.utilisation_low:.0f} to {100 * found.utilisation_high:.0f} %"
+        ends = f", {100 * found.utilisation_low:.0f} to {percent(found.utilisation_high, 0)}"
     asked = ""
     if own.usd_for_target is not None and found.api_usd_per_hour is not None:
         asked = f"; for the target they cost ${own.usd_for_target:,.2f} an hour, it ${found.api_usd_per_hour:,.2f}"
-    share = f"{100 * found.utilisation:.0f} %{ends} of their highest load"
+    share = f"{percent(found.utilisation, 0)}{ends} of their highest load"
     return f"{whose} are cheaper than the API from {load} on ({share}){asked}"
 
 
 def _headroom(share: float) -> str:
     """How far the highest load is from the target; what rounds to nothing is none."""
-    percent = signed(abs(share), 1 if abs(share) < _NEAR else 0).lstrip("+")
-    if percent == "0 %":
+    apart_by = signed(abs(share), 1 if abs(share) < _NEAR else 0).lstrip("+")
+    if apart_by == "0 %":
         return "with no headroom to speak of"
-    return f"{percent} {'above' if share > 0 else 'below'} the target"
+    return f"{apart_by} {'above' if share > 0 else 'below'} the target"
 
 
 def _none(plan: Plan) -> Verdict:
