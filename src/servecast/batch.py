@@ -35,11 +35,6 @@ class StepShape(NamedTuple):
     max_context: int
 
 
-def step_shape(*sums: int) -> StepShape:
-    """A `StepShape` from its fields in order, at a third of the price of calling it: one is made per decision."""
-    return tuple.__new__(StepShape, sums)
-
-
 def causal_pairs(new: int, cached: int = 0) -> int:
     """Query-key pairs of ``new`` causal tokens after ``cached`` ones: new*cached + new(new+1)/2."""
     return new * cached + new * (new + 1) // 2
@@ -74,11 +69,6 @@ class Tally(NamedTuple):
     recomputed_tokens: int
     stalled_rows: int
     resumed_rows: int
-
-
-def tally(*counts: int) -> Tally:
-    """A `Tally` from its fields in order (see `step_shape`)."""
-    return tuple.__new__(Tally, counts)
 
 
 class Batch:

@@ -175,7 +175,7 @@ class _System:
     ) -> Generator[simpy.Event, None, None]:
         """The one loop: from instant to instant. What it touches each time is kept at hand."""
         timeout, next_send, receive = environment.timeout, self.client.next_send, self._receive
-        replicas, horizon = self.replicas, self.horizon_s
+        replicas, horizon, instant = self.replicas, self.horizon_s, SAME_INSTANT_S
         first, alone = replicas[0], len(replicas) == 1
         clock = sends = 0.0
         until_flush = _FLUSH_EVERY
@@ -191,13 +191,14 @@ class _System:
                 receive(now)  # a client may react to a rejection before the step ends
             while True:
                 for replica in replicas:
-                    if replica.wake <= now + SAME_INSTANT_S:
+                    if replica.wake <= now + instant:
                         replica.end()
                 sends = next_send()
-                if sends > now + SAME_INSTANT_S:
+                if sends > now + instant:
                     break
-                while sends <= now + SAME_INSTANT_S:
-                    now = max(now, sends)
+                while sends <= now + instant:
+                    if sends > now:
+                        now = sends
                     sends = receive(now)
             if upcoming >= horizon:
                 break

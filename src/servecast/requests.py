@@ -51,6 +51,9 @@ class Sequence:
         "preemptions", "recomputed", "request", "resident", "scheduled_s", "sent_s", "slot", "tokens",
     )  # fmt: skip
 
+    offset: int
+    finish_step: int
+
     def __init__(self, request: Request, sent_s: float, output_limit: int) -> None:
         self.request = request
         self.sent_s = sent_s
@@ -60,8 +63,6 @@ class Sequence:
         self.generated = 0
         self.blocks = 0
         self.slot: int | None = None
-        self.offset = 0
-        self.finish_step = 0
         self.preemptions = 0
         self.recomputed = 0
         self.resident = 0
