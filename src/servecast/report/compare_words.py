@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from servecast.against.server.observed import LATENCIES
-from servecast.text import BLANK, Table, number, seconds, signed
+from servecast.text import BLANK, Table, number, percent, seconds, signed
 
 if TYPE_CHECKING:
     from servecast.against.server.compared import Comparison, Row
@@ -60,7 +60,7 @@ def _verdicts(compared: Comparison) -> Table:
         if row["statistic"] != "mean" or (row["counted_from"] == "arrival" and not compared.held_back):
             continue
         cells = [_name(compared, row, statistic=False), f"{row['count']:,}"]
-        cells += [f"{100 * row[key]:.2f} %" for key in ("request_error_p50", "request_error_p90")]
+        cells += [percent(row[key], 2) for key in ("request_error_p50", "request_error_p90")]
         cells.append(f"{row['ks_distance']:.3f}")
         if "equivalent" in row:
             cells.append(f"{signed(row['error_low'], 2)} .. {signed(row['error_high'], 2)}")
@@ -68,7 +68,7 @@ def _verdicts(compared: Comparison) -> Table:
         else:
             cells += [BLANK, BLANK]
         if compared.twin:
-            cells += [f"{100 * row['twin_request_error_p50']:.2f} %", f"{row['twin_ks_distance']:.3f}"]
+            cells += [percent(row["twin_request_error_p50"], 2), f"{row['twin_ks_distance']:.3f}"]
         rows.append(tuple(cells))
     return Table("Single requests, distributions, equivalence of means", tuple(heads), tuple(rows))
 

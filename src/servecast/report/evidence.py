@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from servecast.files import plain, scenario_text
 from servecast.report.charts.figure import figure, table
 from servecast.report.trust import origin, step_errors
-from servecast.text import BLANK, number
+from servecast.text import BLANK, number, percent, signed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -85,8 +85,8 @@ def _facts(value: Any, path: str) -> Iterator[tuple[str, str]]:
 def _error(head: str, value: Any) -> str:
     """Relative errors as percentages, with a sign where they have one."""
     if head in ("median", "p95"):
-        return f"{100 * value:.2f} %"
-    return f"{100 * value:+.2f} %" if head == "signed_mean" else _value(value)
+        return percent(value, 2)
+    return signed(value, 2) if head == "signed_mean" else _value(value)
 
 
 def _value(value: Any) -> str:
