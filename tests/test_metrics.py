@@ -10,7 +10,7 @@ import pytest
 import toy_runs as toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servecast.against.result.difference import difference
+from servecast.against.result import difference
 from serving import serve
 
 from servecast import metrics, report
@@ -619,4 +619,4 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     found = difference(page.parent, page.parent)
     assert new.name in {change.metric for change in found.changes}
     goal = Goal(slo={new.name: 2.0, "normalized_latency_p99_s": 0.1})
-    assert refusal({**row_of(run), new.name: 3.0, "oom_failed": 0, "rejected": 0}, goal).startswith(new.name)
+    assert refusal({**row_of(run), new.name: 3.0, "oom_failed": 0, "rejected": 0}, goal).statistic == new.name
