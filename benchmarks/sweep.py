@@ -26,7 +26,7 @@ RATES = 50
 
 
 def sweep(points: int, requests: int, jobs: int, report: bool) -> dict[str, float]:
-    from servecast.report import write
+    from servecast.report import write_run
     from servecast.run.store import opened
     from servecast.run.sweep import simulate
     from servecast.scenario import check
@@ -59,7 +59,7 @@ def sweep(points: int, requests: int, jobs: int, report: bool) -> dict[str, floa
 
             get_reusable_executor().shutdown(wait=True)  # what its workers took is known when they have ended
         if report:
-            write(results, Path(folder))
+            write_run(results, Path(folder))
     assert len(results.summary) == len(rates) * seeds
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     workers = resource.getrusage(resource.RUSAGE_CHILDREN)
