@@ -10,10 +10,10 @@ import pytest
 import toy_runs as toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servecast.against.result import difference
 from serving import serve
 
 from servecast import metrics, report
+from servecast.against.result import difference
 from servecast.batch import OutOfMemory
 from servecast.errors import InputError
 from servecast.metrics.log import clip_decisions
