@@ -46,7 +46,7 @@ def fitted(calibration: Calibration) -> Chart:
     x, keys = Axis("measured [ms]", log=True), _kind_keys()
     areas: tuple[Area, ...] = ()
     if noise is not None:
-        areas = (Area("faint", ends, [-100 * noise] * 2, [100 * noise] * 2, pale=True),)
+        areas = (Area("faint", ends, [-100 * noise] * 2, [100 * noise] * 2, pale=True, slanted=True),)
         keys = (*keys, Key(f"noise floor, {noise:.1%} in the median", "faint"))
     diagonal, zero = Line("", through=((ends[0], ends[0]), (ends[1], ends[1])), strong=True), Line("", y=0.0)
     panels = (

@@ -30,8 +30,9 @@ def trace_chart(columns: RequestColumns, name: str) -> Chart:
         panels.append(_reuse(columns))
         found = f"an infinite prefix cache finds {reuse.token_hit_rate:.0%} of prompt tokens"
     rate = "all at once" if columns.offered_rps is None else f"{number(columns.offered_rps, 3)} requests/s on average"
+    legend = [Key("more requests: darker", "heat"), *([Key("mean rate", "strong")] if columns.span_s else [])]
     caption = f"{len(columns):,} requests, {rate}; {found}."
-    return Chart("trace", f"Trace {name}", caption, tuple(panels), legend=(Key("more requests: darker", "heat"),))
+    return Chart("trace", f"Trace {name}", caption, tuple(panels), legend=tuple(legend))
 
 
 def _arrivals(columns: RequestColumns) -> Panel:
@@ -41,7 +42,7 @@ def _arrivals(columns: RequestColumns) -> Panel:
     rates = counts / width_s
     curve = Curve(_LOOK, edges.tolist(), [*rates.tolist(), float(rates[-1])], stepped=True)
     mean = columns.offered_rps or 0.0
-    lines = (Line(f"mean {number(mean)}", y=mean, strong=True),)
+    lines = (Line("", y=mean, strong=True),)
     title = f"Arrivals, in {number(width_s, 2)} s"
     return Panel(Axis("time [s]"), Axis("requests/s", base=0.0), title=title, lines=lines, curves=(curve,))
 

@@ -75,7 +75,7 @@ def _scales(panel: Panel, top: float, bottom: float) -> tuple[Scale, Scale]:
         high += curve.y
     for area in panel.areas:
         wide += area.x
-        high += [*area.high, *(area.low if area.slanted else ())]
+        high += [*area.high, *area.low]
     for span in panel.spans:
         wide += [end for piece in span.pieces for end in (piece.begin, piece.end)]
         high += [span.low, span.high]
