@@ -576,7 +576,8 @@ def test_verdict_of_a_sweep_over_something_else_than_load_is_about_latency() -> 
         "and 89.4 % at burstiness 0.1 (p99 TTFT 1.43 s, p99 ITL 341 ms). The targets are TTFT ≤ 1 s, TPOT ≤ 50 ms."
     )
     assert said(bursty(), slo).startswith(
-        "At the same load, continuous answers 100 % within the targets at burstiness inf and 89.4 % at burstiness 0.1."
+        "At about the same load, continuous answers 100 % within the targets at burstiness inf and 89.4 % at burstiness "
+        "0.1. The points are sent 6 to 7.20 req/s. "
     )
     assert "serves most" not in said(bursty())
     assert judged(per_policy(bursty())).rows[BURSTY].tolist() == [math.inf]

@@ -55,6 +55,10 @@ class _Run:
         self.best, *self.others = [row for _, row in chosen.rows.iterrows()]
         self.within = " within the targets" if chosen.basis == "targets" else ""
         unmet = chosen.metric != "slo_attainment" and not self.within and table["goodput_rps"].notna().any()
+        offered = table["offered_rps"].astype(float)
+        self.same_load = bool(offered.min() >= (1 - SAME_LOAD) * offered.max())
+        ends = (offered.mean(),) if self.same_load else (offered.min(), offered.max())
+        self.sent = f"{' to '.join(map(number, ends))} req/s"
         self.unmet = "no policy meets the targets: " if unmet else ""
 
     # --- the headline, the one that says most first ------------------------------------------------------------------
@@ -136,17 +140,21 @@ class _Run:
         yield f"all {len(names)} policies serve {served}"
 
     def _alike(self) -> Iterator[str]:
+        load = f"at {'the same' if self.same_load else 'about the same'} load"
+        sent = f"at the same {self.sent} sent" if self.same_load else f"at {self.sent} sent"
         spans = [self._span(row, brief=True) for row in (self.best, *self.others)]
         for count in range(len(spans), 0, -1):
-            yield f"{self._sent()}, {'; '.join(spans[:count])}"
-        yield f"at the same load, {spans[0]}"
-        yield f"at the same load, {self._answers(self.best, verb=True)}{self._at(self.best)}"
+            yield f"{sent}, {'; '.join(spans[:count])}"
+        yield f"{load}, {spans[0]}"
+        yield f"{load}, {self.best['policy']} {self._answers(self.best, verb=True)}{self._at(self.best)}"
 
     # --- the details ------------------------------------------------------------------------------------------------
 
     def details(self) -> Iterator[str]:
         """A sentence for each policy, for the targets, and for what memory lost."""
         rows = (self.best, *self.others)
+        if self.basis == "alike" and not self.same_load:
+            yield f"the points are sent {self.sent}"
         for row in rows[:_MOST_POLICIES]:
             yield self._span(row, brief=False) if self.basis == "alike" else self._figures(row)
         if len(rows) > _MOST_POLICIES:
@@ -172,13 +180,6 @@ class _Run:
             return ""
         where = f"{self._at(peak)}{_queue(peak, ', ', '')}" if self._at(peak) != self._at(row) else ""
         return f" ({number(served)} with late answers{where})"
-
-    def _sent(self) -> str:
-        """The load that every point of a sweep over something else is sent."""
-        offered = self.table["offered_rps"].astype(float)
-        if offered.min() >= (1 - SAME_LOAD) * offered.max():
-            return f"at the same {number(offered.mean())} req/s sent"
-        return f"at {number(offered.min())} to {number(offered.max())} req/s sent"
 
     def _span(self, best: Any, *, brief: bool) -> str:
         """From where to where a policy's latency goes over points of the same load."""
