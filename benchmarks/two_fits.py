@@ -31,7 +31,7 @@ from servecast.cost.curves import Curve, Surface
 from servecast.cost.model import STEP_KINDS, step_kind
 from servecast.cost.tabulated import TabulatedCost
 from servecast.device.quality import by_step
-from servecast.engine import replay
+from servecast.engine import Server, replay
 from servecast.executor import ModelExecutor
 from servecast.kvcache import BlockPool
 from servecast.policies import Continuous
@@ -97,7 +97,8 @@ def carried(cost: CostModel, name: str) -> tuple[float, float]:
     columns = RequestColumns(*(run[key].to_numpy(kind) for key, kind in COLUMNS.items()))
     client = Remote(HeldBack(OpenLoop(columns), 256), OFFSET_S, OFFSET_S)
     policy = Continuous(max_num_seqs=256, max_num_batched_tokens=8192, async_scheduling=True)
-    served = replay(client, policy, ModelExecutor(cost), BlockPool(18_037, 16), max_model_len=40_960).requests
+    server = Server(policy, ModelExecutor(cost), BlockPool(18_037, 16), 40_960)
+    served = replay(client, [server]).run.requests
     steps = run["output_tokens"].to_numpy() - 1
     e2e_s, decoding_s = (
         served["finish_s"] - served["sent_s"] + 2 * OFFSET_S,
