@@ -50,15 +50,9 @@ def compare(
 
     drawn = forms(figures)
     found = server.compared(
-        scenario,
-        recorded,
-        overrides=overrides(changes),
-        margin=margin,
-        band=band,
-        twin=twin,
-        host_from=host_from,
+        scenario, recorded, overrides=overrides(changes), margin=margin, band=band, twin=twin, host_from=host_from,
         host_steps=host_steps,
-    )
+    )  # fmt: skip
     page = write_comparison(found, out, drawn, as_csv=as_csv)
     if as_json:
         from servecast.files import dumps
