@@ -57,7 +57,7 @@ def _version(asked: bool) -> None:
 
 
 @app.callback()
-def common(
+def _common(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,

@@ -21,7 +21,7 @@ def diff(
 ) -> None:
     """Say what changed from one result to another: which keys, which metrics, and whether it is more than chance.
 
-    Changes of less than 0.1 % are told as the same.
+    Changes of less than 0.1 % count as the same.
 
     Examples:
 

@@ -10,7 +10,7 @@ import typer
 from servecast.cli.options import AsJson  # noqa: TC001 (typer reads the annotations)
 
 
-class Shipped(StrEnum):
+class _Shipped(StrEnum):
     """What can be listed."""
 
     models = "models"
@@ -21,7 +21,7 @@ class Shipped(StrEnum):
 
 
 def list_(
-    what: Annotated[Shipped, typer.Argument(help="What to list.")],
+    what: Annotated[_Shipped, typer.Argument(help="What to list.")],
     as_json: AsJson = False,
 ) -> None:
     """List what is shipped.

@@ -26,7 +26,7 @@ MOST_TENANTS = 60  # rows of the table of tenants that are shown
 MOST_NOTES = 3  # lines
 GAP = 3  # what a column of a table takes beside its text
 NOTHING = ("0", "0 %", "\u2013")
-#: Settings of a policy that are told though they have their defaults.
+#: Settings of a policy that are shown though they have their defaults.
 TELLING = ("batch_size", "max_wait_s", "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill")
 
 

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from servecast.scenario import Scenario
 
 
-class Backend(StrEnum):
+class _Backend(StrEnum):
     """Where the runs of a sweep are made."""
 
     local = "local"
     dask = "dask"
 
 
-class Export(StrEnum):
+class _Export(StrEnum):
     """Files of other tools that a run can be written as."""
 
     vllm = "vllm"
@@ -77,11 +77,11 @@ def run(
     jobs: Jobs = 1,
     seed: WorkloadSeed = None,
     export: Annotated[
-        list[Export],
+        list[_Export],
         typer.Option(help="Also write each run as vLLM's result JSON, an llm-d report, or a Perfetto trace."),
     ] = [],  # noqa: B006
     fresh: Fresh = False,
-    backend: Annotated[Backend, typer.Option(help="local: processes here; dask: a cluster's workers.")] = Backend.local,
+    backend: Annotated[_Backend, typer.Option(help="local: here; dask: a cluster's workers.")] = _Backend.local,
     scheduler: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="The cluster's scheduler, like tcp://host:8786."),
@@ -160,7 +160,7 @@ def _run_all(scenarios: list[Scenario], command: _Command) -> None:
     """Run each scenario; exits with `EXIT_INPUT` where some run could not be made."""
     try:
         incomplete = [each for each in scenarios if not _run_one(each, command)]
-    finally:  # stopped on the way, what was made is told
+    finally:  # stopped on the way, what was made is printed
         if command.documents:
             from servecast.report import as_json
 

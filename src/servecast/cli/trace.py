@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from servecast.workload.traces.trace_file import TraceFile
 
 
-class Over(StrEnum):
+class _Over(StrEnum):
     """What happens to a request over a limit."""
 
     drop = "drop"
@@ -37,7 +37,7 @@ def trace(
     output_scale: Annotated[float, typer.Option(help="Factor of the answers.")] = 1.0,
     max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Limit of the prompts.")] = None,
     max_output_tokens: Annotated[int | None, typer.Option(min=1, help="Limit of the answers.")] = None,
-    over_max: Annotated[Over, typer.Option(help="What happens to longer ones.")] = Over.drop,
+    over_max: Annotated[_Over, typer.Option(help="What happens to longer ones.")] = _Over.drop,
     jitter_s: Annotated[float, typer.Option(help="Spread arrivals noted in coarse ticks.")] = 0.0,
     format_: Annotated[str | None, typer.Option("--format", help="Format, if its content does not tell.")] = None,
     time_unit: Annotated[str | None, typer.Option(help="s, ms, us or ns, instead of the format's.")] = None,

@@ -137,7 +137,7 @@ def _performance(run: Run) -> dict[str, Any]:
             "time_to_first_token": _statistics(times["ttft"][done], "s"),
             "inter_token_latency": _gaps(run),
             "time_per_output_token": _statistics(times["tpot"][done], "s/token"),
-            "normalized_time_per_output_token": _statistics(times["e2e"][done] / np.maximum(tokens, 1), "s/token"),
+            "normalized_time_per_output_token": _statistics(times["normalized_latency"][done], "s/token"),
             "request_latency": _statistics(times["e2e"][done], "s"),
         },
     }
