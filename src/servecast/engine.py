@@ -331,17 +331,17 @@ class _Replica:
     def decide(self, sends: float) -> None:
         """What is next, at ``now``; the next request that this replica can know of comes at ``sends`` [s]."""
         self.free = False
-        now, horizon, state = self.now, self.horizon_s, self.state
+        now, horizon, state, schedule, execute = self.now, self.horizon_s, self.state, self.schedule, self.execute
         if now >= horizon:
             self.wake = horizon
             return
         if state.ahead:
             decision, sends = self._decide_ahead(now, sends)
         else:
-            decision = self.schedule(now, state)
+            decision = schedule(now, state)
         if type(decision) is Batch:
             try:
-                durations = self.execute(decision, sends - now) if decision.interruptible else self.execute(decision)
+                durations = execute(decision, sends - now) if decision.interruptible else execute(decision)
             except RanOutError as ran_out:
                 self._crash(ran_out, now)
                 return

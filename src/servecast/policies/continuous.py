@@ -132,9 +132,9 @@ class Continuous(Policy):
                     state.reserve(decoding.blocks_needed(1))
                 self._admit(now, state, prefill, budget, free - wanted, limit)
         if prefill:
-            return state.step(prefill, preempted=preempted)
+            return state.step(prefill, 1, 1, preempted)
         if decoding.count:
-            return state.decode(self.max_num_seqs, preempted, overtaking=self.scheduling_policy == "priority")
+            return state.decode(self.max_num_seqs, preempted, self.scheduling_policy == "priority")
         if state.release_ended():
             return self.schedule(now, state)
         if preempted:

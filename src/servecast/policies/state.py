@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from servecast.requests import Sequence
 
 
+_DECODED = Tally._fields.index("useful_decode_rows")
 _new = tuple.__new__  # makes a named tuple at a third of the price of calling its class
 
 
@@ -220,7 +221,7 @@ class State:
         finished: list[Sequence] = []
         if decoding.count:
             if batch.decode:
-                assert batch.tally.useful_decode_rows == decoding.count, "the batch is of another state"
+                assert batch.tally[_DECODED] == decoding.count, "the batch is of another state"
                 self._grow(iterations)
                 finished = decoding.advance(iterations)
                 self._decoded_s = now
