@@ -87,7 +87,7 @@ def binding(sample: Sample, refused: Refusal | None) -> Binding:
 
     A target on the pace of tokens, and a latency that is mostly not waiting, fail by the steps themselves, and the
     roofline says whether bandwidth or compute. Requests lost to memory fail by memory. Else it is what most of the
-    waiting was for: seats (the batch limit), KV blocks, or the budget of a step; but if the steps meanwhile lie above
+    waiting was for: slots (the batch limit), KV blocks, or the budget of a step; but if the steps meanwhile lie above
     the ridge, more rows would take longer in proportion, and compute binds. Waiting for nothing but the steps of other
     prompts, in engines that stand idle for a third of the time, is queueing: it comes of bursts.
     """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from servecast.scenario.schema import Scenario
     from servecast.scenario.serving import Serving
 
-#: Requests of a burst for each replica, and times its seats, at least.
+#: Requests of a burst for each replica, and times its slots, at least.
 BURST_REQUESTS, BURST_ROWS = 1500, 6
 #: Requests of a lengthened run of several replicas, in all: what they send together is less uneven than what one does.
 TOGETHER = 10_000
@@ -160,7 +160,7 @@ class Configuration:
     def saturation(self, seed: int, replicas: int, draw: Draw | None = None) -> float:
         """The most that the replicas serve [requests/s]: a burst's steady throughput; infinite where none can be sent.
 
-        Where requests are made they are at least `BURST_REQUESTS` and `BURST_ROWS` times the seats for each replica,
+        Where requests are made they are at least `BURST_REQUESTS` and `BURST_ROWS` times the slots for each replica,
         however few the scenario has, so that neither the filling nor the drain of the batch counts. A recording has the
         requests it has: of its middle and of the whole, the higher throughput counts, for the middle may be heavier.
         Replicas are so many times one, unless a shared cap or the placing of prefixes lets them do otherwise.

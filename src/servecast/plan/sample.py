@@ -48,7 +48,7 @@ class Sample:
     tokens : of a mean request that completed
     most_rows : rows in service at once, at most, of one replica
     busy : share of the busy seconds in each kind of step
-    kept_out : what kept requests waiting: seats, KV blocks, the token budget
+    kept_out : what kept requests waiting: slots, KV blocks, the token budget
     queued : share of waiting in the tail of TTFT and of E2E
     extrapolation : how far its steps lay outside the measured ones; None inside, and for a datasheet
     """
