@@ -162,12 +162,11 @@ def datasets() -> dict[str, Independent]:
     Source: quantiles of the Azure 2023 traces, CC-BY-4.0; Patel et al., Splitwise, ISCA 2024.
     """
     table = files("servecast.workload").joinpath("azure_2023_quantiles.csv")
-    columns = _columns(table.read_text(encoding="utf-8"), "azure_2023_quantiles.csv")
+    columns = _columns(table.read_text(encoding="utf-8"), table.name)
+    names = {trace: f"azure_2023_{trace}" for trace in ("conv", "code")}
     return {
-        f"azure-{trace}-2023": _independent(
-            columns, f"azure_2023_{trace}_prompt_tokens", f"azure_2023_{trace}_output_tokens", table.name
-        )
-        for trace in ("conv", "code")
+        f"azure-{trace}-2023": _independent(columns, f"{name}_prompt_tokens", f"{name}_output_tokens", table.name)
+        for trace, name in names.items()
     }
 
 
@@ -201,13 +200,11 @@ def _columns(text: str, place: str) -> dict[str, tuple[float, ...]]:
     header = [name.strip() for name in lines[0][1].split(",")]
     rows = []
     for number, line in lines[1:]:
-        values = line.split(",")
         try:
-            rows.append(dict(zip(header, map(float, values), strict=True)))
+            rows.append(dict(zip(header, map(float, line.split(",")), strict=True)))
         except ValueError as error:
-            raise InputError(
-                f"{place}:{number}", f"'{line[:80]}' is not {len(header)} numbers; mend the row"
-            ) from error
+            problem = f"'{line[:80]}' is not {len(header)} numbers; mend the row"
+            raise InputError(f"{place}:{number}", problem) from error
     return {name: tuple(row[name] for row in rows) for name in header}
 
 

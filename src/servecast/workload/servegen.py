@@ -185,12 +185,9 @@ def _tables(path: Path) -> dict[float, tuple[_LengthTable, _LengthTable]]:
         items = [(float(start), value) for start, value in windows.items()]
     except (ValueError, AttributeError, RecursionError) as error:
         raise InputError(str(path), f"is not a JSON object of windows ({error}); fetch the file again") from None
-    tables = {}
-    for start, value in items:
-        sides = [_table(path, start, value, name) for name in ("input_tokens", "output_tokens")]
-        if sides[0] is not None and sides[1] is not None:
-            tables[start] = (sides[0], sides[1])
-    return tables
+    sides = ("input_tokens", "output_tokens")
+    read = ((start, [_table(path, start, value, name) for name in sides]) for start, value in items)
+    return {start: (prompts, outputs) for start, (prompts, outputs) in read if prompts and outputs}
 
 
 def _table(path: Path, start: float, window: Any, name: str) -> _LengthTable | None:

@@ -24,7 +24,6 @@ def _recorded(row: dict[str, Any]) -> Row:
     return Row(queued, prompt, output, ttft_s=first - queued, e2e_s=last - queued)
 
 
-LLMSERVINGSIM_CSV = Delimited("llmservingsim_csv", f"CSV with the columns {_COLUMNS}", fixed(_COLUMNS, unit="ns"))
 LLMSERVINGSIM = JsonLines(
     "llmservingsim",
     f"JSON lines with {_COLUMNS}",
@@ -32,6 +31,7 @@ LLMSERVINGSIM = JsonLines(
     _LAYOUT.row,
     _LAYOUT,
 )
+LLMSERVINGSIM_CSV = Delimited("llmservingsim_csv", f"CSV with the columns {_COLUMNS}", fixed(_COLUMNS, unit="ns"))
 LLMSERVINGSIM_BENCH = JsonLines(
     "llmservingsim_bench",
     "JSON lines with input_toks, output_toks and queued_ts",

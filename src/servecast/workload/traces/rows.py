@@ -120,7 +120,7 @@ def parsed(numbered: Iterable[tuple[int, Any]], row: Callable[[Any], Row], rejec
         except Malformed as fault:
             rejections.malformed(number, fault)
         except LeftOut as left:
-            rejections.left_out([number], left.reason)
+            rejections.left_out([number], str(left))
     if not rows:
         return joined([])
     columns = zip(Row._fields, zip(*rows, strict=True), strict=True)
@@ -143,20 +143,16 @@ def _column(name: str, values: tuple[Any, ...]) -> Any:
 
 
 class LeftOut(Exception):  # noqa: N818 (a row is left out; that is no error)
-    """Raised by the parser of a row that is well-formed, and no request to send: ``reason`` groups rows."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """Raised by the parser of a row that is well-formed, and no request to send: the reason, which groups rows."""
 
 
 class Malformed(Exception):  # noqa: N818 (a row is malformed; the error is the InputError that may come of it)
-    """Raised by the parser of a row: ``reason`` groups rows, ``value`` is what stood there."""
+    """Raised by the parser of a row: ``reason`` groups rows, ``value`` is what stood there, quoted."""
 
     def __init__(self, reason: str, value: object) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.value = value
+        self.value = shown(str(value)) if str(value) else ""
 
 
 @dataclass(frozen=True)
@@ -202,8 +198,8 @@ class Rejections:
 
     def malformed(self, line: int, fault: Malformed) -> None:
         """Notes a row that could not be understood."""
-        if str(fault.value):
-            self._examples.setdefault(fault.reason, shown(str(fault.value)))
+        if fault.value:
+            self._examples.setdefault(fault.reason, fault.value)
         self._lines.setdefault(fault.reason, []).append(line)
         if self._first is None:
             self._first = line, fault
@@ -225,12 +221,10 @@ class Rejections:
         """Raises the first malformed row, where that is an error. Called after each block, before it is used."""
         if self.strict and self._first:
             line, fault = self._first
-            value = f" ({shown(str(fault.value))})" if str(fault.value) else ""
+            value = f" ({fault.value})" if fault.value else ""
             place = f"{self.path}:{line}" if self.counted == "line" else f"{self.path}: {self.counted} {line}"
-            raise InputError(
-                place,
-                f"{fault.reason}{value}; mend the row, or leave such rows out and count them with on_bad_row: skip",
-            )
+            remedy = "mend the row, or leave such rows out and count them with on_bad_row: skip"
+            raise InputError(place, f"{fault.reason}{value}; {remedy}")
 
     def all(self) -> tuple[Rejected, ...]:
         """All reasons, in order of their first lines."""

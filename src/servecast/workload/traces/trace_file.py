@@ -180,7 +180,10 @@ class TraceFile:
             if found is None:
                 raise InputError(self.path, f"is not of the format {self.format}: {named.signature}")
             return named, found
-        fitting = _fitting(READERS, content) or _fitting(PLAIN_READERS, content)
+        fitting: list[tuple[Reader, Found]] = []
+        for readers in (READERS, PLAIN_READERS):
+            found_by = ((reader, reader.find(content)) for reader in readers)
+            fitting = fitting or [(reader, found) for reader, found in found_by if found is not None]
         if not fitting:
             raise self._unknown(content, names)
         if len(fitting) > 1:
@@ -349,11 +352,6 @@ class TraceFile:
 
 
 FAILED = "failed in the source"
-
-
-def _fitting(readers: tuple[Reader, ...], content: Content) -> list[tuple[Reader, Found]]:
-    """The readers that take the file, with what they found."""
-    return [(reader, found) for reader in readers if (found := reader.find(content)) is not None]
 
 
 def _recorded(rows: Block, timed: bool, offset_s: float, failed: int, source: str) -> RecordedRequests | None:
