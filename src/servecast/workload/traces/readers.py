@@ -1,4 +1,4 @@
-"""The formats of traces. A new one is a file with a reader, and a line here."""
+"""The formats of traces. A new one is a file with a reader, named here."""
 
 from servecast.workload.traces import (
     aiperf,
