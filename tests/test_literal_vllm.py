@@ -51,7 +51,7 @@ def test_every_step_is_the_literal_one(load, options, blocks, size, stepped):
         budget = max(budget, 120)
     shared = 2  # full blocks that the prompts of a group share
     prefixes = [
-        tuple((group, place) for place in range(min(shared, prompt // size))) if group else ()
+        tuple(shared * group + place for place in range(min(shared, prompt // size))) if group else ()
         for _, prompt, _, _, group in load
     ]
     literal = [

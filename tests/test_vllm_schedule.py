@@ -29,7 +29,10 @@ def recorded(requests, block_size):
         plain,
         priority=np.array([r["priority"] for r in requests]),
         prefix_ids=[
-            tuple((r["prefix_group"], place) for place in range(r["prefix_tokens"] // block_size)) for r in requests
+            tuple(1_000 * r["prefix_group"] + place for place in range(r["prefix_tokens"] // block_size))
+            if r["prefix_tokens"]
+            else ()
+            for r in requests
         ],
     )
 
