@@ -11,7 +11,7 @@ import toy_runs as toy
 from servecast.against.device.validate import Case, Validation
 from servecast.files import write_tables
 from servecast.plan.answer import BreakEven, Change, Option, Plan, Tokens
-from servecast.plan.basis import Basis, Rest
+from servecast.plan.basis import Basis
 from servecast.plan.uncertainty import Estimate
 from servecast.report import plan_files, validation_page
 from servecast.report.run_page import run_page
@@ -96,7 +96,7 @@ def made_plan(name: str = "toy", label: str = "continuous") -> Plan:
 def basis(name: str = "toy") -> Basis:
     """What such a plan rests on: a profile, and a data sheet."""
     profile = toy.chat_results(rates=(6,), requests=4).profile
-    rests = (Rest(name, profile), Rest("toy-sheet"))
+    rests = {name: profile, "toy-sheet": None}
     return Basis({"name": name, "workload": {"requests": 40}, "goal": {"note": name}}, rests)
 
 

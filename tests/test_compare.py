@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from scipy import stats
 from serving import columns, latencies, serve
 
-from servecast.against.server import Comparison, command, forecast, host, load
-from servecast.against.server.forecast import Network
+from servecast.against.server import Comparison, command, forecast, load
+from servecast.against.server.compared import batch_means, ks_distance, tost
+from servecast.against.server.forecast import with_network
 from servecast.against.server.observed import Observed, recorded, same_requests
-from servecast.against.server.statistics import batch_means, ks_distance, tost
 from servecast.cli import app as cli
 from servecast.errors import InputError
 from servecast.policies import Continuous, Static
@@ -240,12 +240,12 @@ def test_a_run_of_the_simulator_itself_is_reproduced(tmp_path, cap):
 
 def test_host_times_are_found_again_and_the_rest_is_judged(tmp_path):
     toy = scenario(tmp_path)
-    far = load(toy)._replace(network=Network(0.004, 0.002))
+    far = with_network(load(toy), 0.004, 0.002)
     run = record(tmp_path / "run.csv", far, host_s=0.0012, requests=traffic(count=400, rate=3.0))
     plain = command.compared(toy, run)
     assert plain.mean("ttft_s")["error"] < -0.05 and plain.mean("tpot_s")["error"] < -0.05
     found = command.compared(toy, run, host_from=run, host_steps=True)
-    assert found.host.network.total_s == pytest.approx(0.006, abs=1e-3)  # a step is 20 ms: phases are luck
+    assert found.host.network_s == pytest.approx(0.006, abs=1e-3)  # a step is 20 ms: phases are luck
     assert found.host.step_s == pytest.approx(0.0012, abs=5e-5)
     assert found.host.part == "first third" and not found.judged.all()
     assert abs(found.mean("e2e_s")["error"]) < 1e-3
@@ -254,11 +254,11 @@ def test_host_times_are_found_again_and_the_rest_is_judged(tmp_path):
 
 def test_host_times_from_another_run(tmp_path):
     toy = scenario(tmp_path)
-    far = load(toy)._replace(network=Network(0.004, 0.002))
+    far = with_network(load(toy), 0.004, 0.002)
     run, other = record(tmp_path / "run.csv", far), record(tmp_path / "other.csv", far, requests=traffic(seed=2))
     found = command.compared(toy, run, host_from=other)
     assert found.host.part == "whole" and found.judged.all()
-    assert found.host.network == pytest.approx((0.003, 0.003), abs=1e-6)
+    assert found.host.network_s == pytest.approx(0.006, abs=2e-6)
     assert abs(found.mean("ttft_s")["error"]) < 1e-4
 
 
@@ -272,7 +272,7 @@ def test_host_times_are_not_fitted_where_the_client_held_back(tmp_path):
 def test_a_profile_that_is_too_slow_gets_no_time_back(tmp_path):
     toy = scenario(tmp_path)
     requests, _ = recorded(record(tmp_path / "run.csv", load(toy), scale=0.9))
-    assert host.fit(load(toy), requests, steps=True)[:2] == (Network(0.0, 0.0), 0.0)
+    assert forecast.fit(load(toy), requests, steps=True)[:2] == (0.0, 0.0)
 
 
 def test_steps_that_are_five_percent_off_are_told_so(tmp_path):
@@ -411,7 +411,7 @@ def test_the_folder_holds_tables_figures_and_a_page(tmp_path):
 
 def test_it_is_said_what_the_host_was_fitted_on(tmp_path):
     toy = scenario(tmp_path)
-    far = load(toy)._replace(network=Network(0.004, 0.002))
+    far = with_network(load(toy), 0.004, 0.002)
     run, other = (
         record(tmp_path / "run.csv", far, host_s=0.001),
         record(tmp_path / "other.csv", far, host_s=0.001, requests=traffic(seed=2)),
@@ -453,13 +453,10 @@ def test_a_named_recording_takes_the_place_of_the_traces_file_alone(tmp_path, mo
             flags=re.DOTALL,
         )
     )
-    setting = load(toy, recording=run)
-    assert (
-        setting.recording.path == str(run.resolve())
-        and setting.recording.start_s == 0.0
-        and setting.recording.time_unit == "s"
-    )
-    assert setting.scenario.workload.max_in_flight == 7
+    settled = load(toy, recording=run)
+    recording = settled.workload.trace.build()
+    assert recording.path == str(run.resolve()) and recording.start_s == 0.0 and recording.time_unit == "s"
+    assert settled.workload.max_in_flight == 7
     with pytest.raises(InputError, match=r"scenario\.workload\.trace\.path: .*SERVECAST_SHARED is not set"):
         load(toy)
 

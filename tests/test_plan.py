@@ -415,7 +415,7 @@ def test_seeds_are_added_until_the_interval_is_as_narrow_as_asked(made, simulate
     for half_width, most in ((1.0, 9), (0.1, 9), (0.001, 9), (0.001, 3)):
         simulated.made.clear()
         capacity = make_plan(made(**keys, search__half_width=half_width, search__most_seeds=most)).best.capacity
-        seeds.append(len({seed for _, seed, _, _ in simulated.made}))
+        seeds.append(len({seed for _, seed, _ in simulated.made}))
         widths.append((capacity.high - capacity.low) / capacity.value)
     assert [seeds[0], *seeds[2:]] == [3, 9, 3]
     assert 3 <= seeds[1] <= 9
@@ -775,7 +775,7 @@ def test_the_table_names_one_replica_and_the_fleet_apart(made):
     scenario = made(goal__rate_rps=12.0, cost={"usd_per_gpu_hour": 2.0}, goal__slo={"queue_mean_s": 0.1})
     plan = make_plan(scenario)
     option = plan.options[0]
-    assert (option.replica_gpus, option.target_gpus) == (1, 2)
+    assert (option.tensor_parallel, option.target_gpus) == (1, 2)
     # Two that share what arrives serve more than twice one.
     assert option.fleet_capacity.value > 2 * option.capacity.value
     assert option.usd_at_target["output"].value == pytest.approx(4.0 / 3600 / 12 * 1e6)

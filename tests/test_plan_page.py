@@ -13,7 +13,7 @@ import yaml
 from test_cli import command
 
 from servecast.plan.answer import BreakEven, Fleet
-from servecast.plan.basis import Basis, Rest, basis_of
+from servecast.plan.basis import Basis, basis_of
 from servecast.plan.planner import make_plan
 from servecast.plan.uncertainty import Estimate
 from servecast.report import plan_tables, plan_words
@@ -91,7 +91,7 @@ def test_a_search_on_one_device_settles_its_defaults(tmp_path: Path) -> None:
     basis = basis_of(scenario, make_plan(scenario))
     assert basis.scenario["engine"]["gpu_memory_utilization"] == 0.92
     assert basis.scenario["policies"][0]["max_num_seqs"] == 1024
-    assert [rest.name for rest in basis.rests] == ["h100-qwen3-14b-ops"]
+    assert list(basis.rests) == ["h100-qwen3-14b-ops"]
 
 
 # ---- what it rests on ----------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_figures_are_files_only_where_they_are_asked_for(made: Path, tmp_path: P
 
 
 def test_a_data_sheet_is_called_uncalibrated() -> None:
-    html = page(pages.made_plan(), b"", Basis({"name": "x"}, (Rest("h100-sxm"),)))
+    html = page(pages.made_plan(), b"", Basis({"name": "x"}, {"h100-sxm": None}))
     assert "roofline of h100-sxm&#39;s data sheet: <strong>uncalibrated</strong>" in html
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from servecast import resources
 from servecast.against.server import command, forecast, load
-from servecast.against.server.forecast import Network
+from servecast.against.server.forecast import with_network
 from servecast.against.server.observed import recorded
 
 SHARED = Path(os.environ.get("SERVECAST_SHARED", Path(__file__).parents[2] / "shared"))
@@ -91,7 +91,7 @@ def test_the_rtx_pro_6000_is_reproduced_from_layer_tables():
     print(
         f"\nRTX PRO 6000: E2E {error(found, E2E):+.2%}, TPOT {error(found, TPOT):+.2%}, TTFT {error(found, TTFT):+.2%}"
     )
-    if found.setting.scenario.profile is None:
+    if found.scenario.profile is None:
         pytest.skip("no profile of the RTX PRO 6000 is shipped: the scenario stands on the data sheet")
     assert abs(error(found, E2E)) <= 0.04 and abs(error(found, TPOT)) <= 0.04 and abs(error(found, TTFT)) <= 0.08
     assert found.mean(E2E)["request_error_p50"] <= 0.04
@@ -99,9 +99,9 @@ def test_the_rtx_pro_6000_is_reproduced_from_layer_tables():
 
 def test_each_scenario_is_of_one_recorded_run():
     settings = [load(path) for path in SCENARIOS.glob("*.yaml")]
-    recordings = {setting.recording.path for setting in settings}
+    recordings = {setting.workload.trace.build().path for setting in settings}
     assert len(recordings) == len(settings) == 11
-    assert {setting.scenario.name for setting in settings} == {path.stem for path in SCENARIOS.glob("*.yaml")}
+    assert {setting.name for setting in settings} == {path.stem for path in SCENARIOS.glob("*.yaml")}
 
 
 def test_twins_are_found_and_closer_than_the_gates():
@@ -116,22 +116,26 @@ def test_the_way_of_the_client_is_the_same_in_every_run_below_saturation():
         if "18rps" in name or "mixed" in name:
             continue
         setting = load(SCENARIOS / f"{name}.yaml")
-        own = command.compared(SCENARIOS / f"{name}.yaml", host_from=Path(setting.recording.path), band=0)
+        own = command.compared(SCENARIOS / f"{name}.yaml", host_from=Path(setting.workload.trace.build().path), band=0)
         print(
-            f"\n{name}: {1e3 * own.host.network.total_s:.2f} ms; on the rest TTFT {error(own, TTFT):+.2%}, E2E {error(own, E2E):+.2%}"
+            f"\n{name}: {1e3 * own.host.network_s:.2f} ms; on the rest TTFT {error(own, TTFT):+.2%}, E2E {error(own, E2E):+.2%}"
         )
-        assert own.host.network.total_s == pytest.approx(0.007, abs=0.0011)
+        assert own.host.network_s == pytest.approx(0.007, abs=0.0011)
         assert abs(error(own, TTFT)) <= 0.05 and abs(error(own, E2E)) <= 0.015
 
 
 def test_added_after_the_fact_the_way_is_wrong_by_a_third():
     """Saturated, the client sends when it hears: with the way outside the loop each request comes a step too early."""
     setting = load(SCENARIOS / "h100-qwen3-14b-18rps.yaml")
-    requests, _ = recorded(setting.recording)
-    outside = forecast.forecast(setting._replace(network=Network()), requests).seen.ttft_s + setting.network.total_s
+    requests, _ = recorded(setting.workload.trace.build())
+    outside = (
+        forecast.forecast(with_network(setting, 0.0, 0.0), requests).seen.ttft_s
+        + setting.workload.network.uplink_s
+        + setting.workload.network.downlink_s
+    )
     assert -0.38 < outside.mean() / requests.ttft_s.mean() - 1 < -0.28
     for up in (0.0, 0.007):  # where in the loop does not matter
-        inside = forecast.forecast(setting._replace(network=Network(up, 0.007 - up)), requests).seen.ttft_s
+        inside = forecast.forecast(with_network(setting, up, 0.007 - up), requests).seen.ttft_s
         assert abs(inside.mean() / requests.ttft_s.mean() - 1) < 0.10
 
 
@@ -146,7 +150,7 @@ def test_without_asynchronous_scheduling_first_tokens_are_early():
 def test_the_saturated_run_is_not_a_matter_of_luck():
     """Arrivals moved by a millisecond move the mean TTFT by half a percent: what is missing there is missing."""
     setting = load(SCENARIOS / "h100-qwen3-14b-18rps.yaml")
-    requests, _ = recorded(setting.recording)
+    requests, _ = recorded(setting.workload.trace.build())
     means = []
     for seed in range(3):
         moved = requests.arrival_s + np.random.default_rng(seed).normal(0, 0.001, len(requests))

@@ -114,11 +114,6 @@ class Option:
     drawn: tuple[tuple[float, float], ...] = field(default=(), repr=False)
 
     @property
-    def replica_gpus(self) -> int:
-        """GPUs of one replica."""
-        return self.tensor_parallel
-
-    @property
     def why_not(self) -> str:
         """Why it cannot serve the target, as short as a table needs it."""
         return self.refused if len(self.refused) <= _SHORT else self.refused[: _SHORT - 3].rstrip(" ,;:") + "..."
@@ -132,11 +127,6 @@ class Option:
     def serves(self) -> bool:
         """Whether it serves the target."""
         return self.target_gpus is not None
-
-    @property
-    def usd_per_mtok_at_target(self) -> dict[str, float]:
-        """Kind of token: dollars per million at the target load, of the GPUs that serve it."""
-        return {kind: estimate.value for kind, estimate in self.usd_at_target.items()}
 
     @property
     def usd_for_target(self) -> float | None:
@@ -201,31 +191,26 @@ class Plan:
         data: dict[str, Any] = strict(asdict(self))
         del data["resumed"]
         data["may_not_hold"] = self.may_not_hold
-        for option, plain in zip(self.options, data["options"], strict=True):
-            _finish(option, plain)
-        if self.best is not None:
-            _finish(self.best, data["best"])
-        if self.best is not None and self.best.usd_per_mtok:
-            data["best"]["usd_per_mtok_at_target"] = self.best.usd_per_mtok_at_target
-            data["best"]["usd_per_mtok_at_utilisation"] = {
-                f"{share:g}": {kind: value / share for kind, value in _values(self.best).items()}
-                for share in UTILISATIONS
+        best = [] if self.best is None else [(self.best, data["best"])]
+        for option, plain in (*zip(self.options, data["options"], strict=True), *best):
+            del plain["drawn"]
+            plain |= {
+                "replica_gpus": option.tensor_parallel,
+                "usd_for_target": option.usd_for_target,
+                "why_not": option.why_not,
             }
-            data["best"]["usd_at_utilisation"] = {
-                f"{share:g}": {kind: strict(estimate.over(share)) for kind, estimate in self.best.usd_per_mtok.items()}
-                for share in UTILISATIONS
-            }
+        for option, plain in best:
+            if option.usd_per_mtok:
+                prices = {
+                    f"{share:g}": {kind: price.over(share) for kind, price in option.usd_per_mtok.items()}
+                    for share in UTILISATIONS
+                }
+                plain["usd_per_mtok_at_target"] = {kind: price.value for kind, price in option.usd_at_target.items()}
+                plain["usd_per_mtok_at_utilisation"] = {
+                    share: {kind: price.value for kind, price in kinds.items()} for share, kinds in prices.items()
+                }
+                plain["usd_at_utilisation"] = strict(prices)
         return data
-
-
-def _finish(option: Option, plain: dict[str, Any]) -> None:
-    """What an option's plain data have beside its fields."""
-    del plain["drawn"]
-    plain |= {
-        "replica_gpus": option.replica_gpus,
-        "usd_for_target": option.usd_for_target,
-        "why_not": option.why_not,
-    }
 
 
 def falls_short(capacity: Estimate, target: float) -> bool:
@@ -242,10 +227,6 @@ def missed(at_target: Mapping[str, Estimate], goal: Mapping[str, float]) -> Iter
         bad = found.low if at_least(name) else found.high
         if bad < target if at_least(name) else bad > target:
             yield name, bad, target
-
-
-def _values(option: Option) -> dict[str, float]:
-    return {kind: estimate.value for kind, estimate in option.usd_per_mtok.items()}
 
 
 def dollars(usd_per_hour: float, rate: Estimate, tokens: Tokens) -> dict[str, Estimate]:

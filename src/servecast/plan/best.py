@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from servecast.errors import InputError
-from servecast.plan.answer import Change, Fleet, Option, dollars, falls_short, missed
+from servecast.plan.answer import Change, Fleet, dollars, falls_short, missed
 from servecast.plan.binding import binding
 from servecast.plan.capacity import fewest
 from servecast.plan.searching import capacities, serves, shortened, statistics, together
@@ -17,10 +17,12 @@ from servecast.run.extrapolation import sentence
 from servecast.run.store import StoreError
 from servecast.scenario import check
 from servecast.scenario.loading import changed as with_changes
+from servecast.text import short_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from servecast.plan.answer import Option, Plan
     from servecast.plan.configuration import Configuration
     from servecast.plan.searching import Found
     from servecast.plan.uncertainty import Draw
@@ -33,184 +35,161 @@ _MOST_AT_ONCE = 0.2
 EXTRAPOLATED_MOST = 0.1
 
 
-class Examined(NamedTuple):
-    """The best option as the system that serves the target.
-
-    holds : the next size that the interval supports, where it does not support this one
-    baseline : what the changes are compared with
-    looked_at : digests of the configurations that were tried as changes
-    """
-
-    option: Option
-    doubts: tuple[str, ...]
-    holds: Fleet | None
-    baseline: Change | None
-    changes: tuple[Change, ...]
-    notes: tuple[str, ...]
-    looked_at: tuple[str, ...]
-
-
 def enough(configuration: Configuration, option: Option) -> Option:
     """The option with as many replicas as serve the target with more seeds too; refused where there may be no more."""
-    replicas = option.target_replicas
-    assert replicas is not None
+    assert option.target_replicas is not None
+    configuration = configuration.varied(replicas=option.target_replicas)
     while True:
-        found, seeds = _narrowed(configuration, replicas)
-        if serves(configuration, replicas, seeds):
-            return replace(option, target_replicas=replicas, target_gpus=configuration.gpus(replicas))
-        if (
-            configuration.scenario.replicas is not None
-            or configuration.gpus(replicas + 1) > configuration.search.most_gpus
-        ):
+        found, seeds = _narrowed(configuration)
+        if serves(configuration, seeds):
+            return replace(option, target_replicas=configuration.replicas, target_gpus=configuration.gpus)
+        if configuration.scenario.replicas is not None or configuration.replicas >= configuration.most_replicas:
             reason = f"{found.why} above {found.mean:.4g} {option.unit} with {len(seeds)} seeds"
             return replace(
                 option, target_replicas=None, target_gpus=None, refused=reason, fleet_capacity=None, usd_at_target={}
             )
-        replicas += 1
+        configuration = configuration.varied(replicas=configuration.replicas + 1)
 
 
-def examined(configuration: Configuration, option: Option) -> Examined:
-    """With more seeds where its interval is wide, with the profile's errors, what binds it, and what would help."""
-    replicas, target = option.target_replicas, option.target
-    assert replicas is not None and option.capacity is not None
-    found, seeds = _narrowed(configuration, replicas)
+def examined(plan: Plan, configuration: Configuration) -> tuple[Plan, set[str]]:
+    """The plan with its best option as the system that serves the target, looked at closely.
+
+    More seeds where its interval is wide, the profile's errors, what binds it, and what one change would gain. Also
+    the digests of the configurations that were tried as changes.
+    """
+    option = plan.best
+    assert option is not None and option.target_replicas is not None
+    configuration = configuration.varied(replicas=option.target_replicas)
+    found, seeds = _narrowed(configuration)
+    first, highest = seeds[0], found.by_seed[0]
     capacity = found._replace(drift=option.drift).capacity(option.drawn)
-    drawn = drawn_of(configuration, target, seeds[0], replicas)
+    drawn = drawn_of(configuration, option.target, first)
     # Where nothing but saturation ends it, what binds shows plainly beyond; there are no more users than requests.
-    load = configuration.load
-    beyond = found.failing or found.by_seed[0] * (1.0 if load.whole else _BEYOND)
-    just_failing = configuration.sample(beyond, seeds[0], replicas)
-    bound = binding(just_failing, found.reason)
+    beyond = found.failing or highest * (1.0 if configuration.load.whole else _BEYOND)
+    bound = binding(configuration.sample(beyond, first), found.reason)
     best = replace(
         option,
-        replicas=replicas,
+        replicas=configuration.replicas,
         capacity=capacity,
         fleet_capacity=capacity,
-        saturation=saturation(configuration, seeds, replicas),
+        saturation=saturation(configuration, seeds),
         unstable_above=capacity.value if found.unstable else None,
-        usd_per_hour=configuration.usd_per_hour(replicas),
-        at_target=statistics(configuration, replicas, seeds, drawn),
+        usd_per_hour=configuration.usd_per_hour,
+        at_target=statistics(configuration, seeds, drawn),
         binds=bound.name,
         binds_share=bound.share,
         tests=option.tests + found.tests,
     )
-    best = with_money(best, configuration, found, seeds[0])
-    best = at_the_target(best, configuration, seeds, replicas)
-    best = with_extrapolation(best, configuration, ((target, seeds[0]), (found.by_seed[0], seeds[0])), replicas)
-    holds = _holds(configuration, best, seeds, drawn)
-    baseline, changes, looked_at = (
-        _changes(configuration, best, found.by_seed[0]) if configuration.search.try_changes else (None, (), ())
-    )
+    best = with_money(best, configuration, highest, first)
+    best = at_the_target(best, configuration, seeds)
+    best = with_extrapolation(best, configuration, (option.target, highest), first)
     doubts = tuple(_doubts(best, configuration))
-    notes = tuple(_notes(configuration, best, found, seeds[0], replicas))
-    return Examined(best, doubts, holds, baseline, changes, notes, looked_at)
+    digests: set[str] = set()
+    changes: tuple[Change, ...] = ()
+    if configuration.search.try_changes:
+        changes = _changes(configuration, highest, digests)
+    plan = replace(
+        plan,
+        best=best,
+        supported=not doubts,
+        doubts=doubts,
+        headroom=capacity.each(lambda end: end / option.target - 1),
+        notes=(*plan.notes, *_notes(configuration, best, highest, first)),
+        holds=_holds(configuration, best, seeds, drawn),
+        baseline=changes[0] if changes else None,
+        changes=changes[1:],
+    )
+    return plan, digests
 
 
-def drawn_of(configuration: Configuration, at: float, seed: int, replicas: int) -> tuple[Draw, ...]:
+def drawn_of(configuration: Configuration, load: float, seed: int) -> list[Draw]:
     """Cost models that the profile's errors allow, weighed by the steps of a load."""
-    busy = configuration.sample(at, seed, replicas).busy
-    return tuple(draws(configuration.served.profile, configuration.served.cost, configuration.search.draws, busy))
+    served, busy = configuration.served, configuration.sample(load, seed).busy
+    return draws(served.profile, served.cost, configuration.search.draws, busy)
 
 
 def _holds(configuration: Configuration, best: Option, seeds: Sequence[int], drawn: Sequence[Draw]) -> Fleet | None:
     """The next size that the interval supports; None if this one is supported, or no larger one is found to be."""
     assert best.capacity is not None
-    target, replicas = best.target, best.replicas
+    target, slo, replicas = best.target, configuration.goal.slo, best.replicas
+    short = falls_short(best.capacity, target) or bool(list(missed(best.at_target, slo)))
+    most = min(2 * replicas + 2, configuration.most_replicas)
+    if not short or configuration.scenario.replicas is not None or most <= replicas:
+        return None
 
-    def capacity(count: int) -> Estimate | None:
-        found = together(configuration, count, seeds)
+    def capacity(larger: Configuration) -> Estimate | None:
+        found = together(larger, seeds)
         return found._replace(drift=best.drift).capacity(best.drawn) if found.by_seed else None
 
     def supported(count: int) -> bool:
-        if count <= replicas:
+        larger = configuration.varied(replicas=count)
+        highest = capacity(larger) if count > replicas else None
+        if highest is None or highest.value < target or falls_short(highest, target):
             return False
-        most = capacity(count)
-        if most is None or most.value < target or falls_short(most, target):
-            return False
-        return not list(missed(statistics(configuration, count, seeds, drawn), configuration.goal.slo))
+        return not list(missed(statistics(larger, seeds, drawn), slo))
 
-    short = falls_short(best.capacity, target) or bool(list(missed(best.at_target, configuration.goal.slo)))
-    if not short or configuration.scenario.replicas is not None:
-        return None
     low = best.capacity.low or best.capacity.value / 2
-    most = min(2 * replicas + 2, configuration.search.most_gpus // configuration.served.tensor_parallel)
-    if most <= replicas:
+    guess = math.ceil(replicas * target / low * (1 - configuration.search.tolerance))
+    count = fewest(supported, max(replicas + 1, guess), most)
+    if count is None:
         return None
-    count = fewest(
-        supported, max(replicas + 1, math.ceil(replicas * target / low * (1 - configuration.search.tolerance))), most
-    )
-    highest = None if count is None else capacity(count)
-    if count is None or highest is None:
-        return None
-    return Fleet(count, configuration.gpus(count), highest, configuration.usd_per_hour(count))
+    larger = configuration.varied(replicas=count)
+    highest = capacity(larger)
+    return None if highest is None else Fleet(count, larger.gpus, highest, larger.usd_per_hour)
 
 
-def _narrowed(configuration: Configuration, replicas: int) -> tuple[Found, list[int]]:
+def _narrowed(configuration: Configuration) -> tuple[Found, list[int]]:
     """The highest loads with so many seeds that their interval is as narrow as asked, or with the most allowed."""
-    seeds = configuration.seeds()
-    found = together(configuration, replicas, seeds)
-    while (
-        1 < len(seeds) < configuration.search.most_seeds
-        and found.by_seed
-        and _half_width(estimate(found.by_seed)) > configuration.search.half_width
-    ):
-        more = configuration.seeds(min(len(seeds) * 2, configuration.search.most_seeds))
-        wider = together(configuration, replicas, more)
+    search, seeds = configuration.search, configuration.seeds()
+    found = together(configuration, seeds)
+    while 1 < len(seeds) < search.most_seeds and found.by_seed:
+        highest = estimate(found.by_seed)
+        assert highest.low is not None and highest.high is not None
+        if (highest.high - highest.low) / 2 / highest.value <= search.half_width:
+            break
+        more = configuration.seeds(min(len(seeds) * 2, search.most_seeds))
+        wider = together(configuration, more)
         if not wider.by_seed:  # a seed without any load says nothing of how high it is
             break
         found, seeds = wider, more
     return found, seeds
 
 
-def _half_width(found: Estimate) -> float:
-    assert found.low is not None and found.high is not None
-    return (found.high - found.low) / 2 / found.value
-
-
-def saturation(configuration: Configuration, seeds: Sequence[int], replicas: int) -> Estimate | None:
+def saturation(configuration: Configuration, seeds: Sequence[int]) -> Estimate | None:
     """The most that the replicas serve [requests/s], with its interval over seeds; None where nothing saturates."""
-    each = [configuration.saturation(seed, replicas) for seed in seeds]
+    each = [configuration.saturation(seed) for seed in seeds]
     return estimate(each) if all(map(math.isfinite, each)) else None
 
 
-def with_money(option: Option, configuration: Configuration, found: Found, seed: int) -> Option:
+def with_money(option: Option, configuration: Configuration, load: float, seed: int) -> Option:
     """Tokens of a mean request, requests a second at the highest load, and dollars where a price is known."""
     assert option.capacity is not None
-    tokens = configuration.sample(found.by_seed[0], seed, option.replicas).tokens
-    assert tokens is not None, "a load that meets the goal completed requests"
-    capacity = option.capacity
-    rate = configuration.rate(found.by_seed[0], seed, option.replicas)
-    assert rate is not None
+    tokens, rate = configuration.sample(load, seed).tokens, configuration.rate(load, seed)
+    assert tokens is not None and rate is not None, "a load that meets the goal completed requests"
     # Of users, each sends at the pace that was seen; of requests a second the factor is 1.
-    factor = rate / found.by_seed[0]
-    served = Estimate(*(None if end is None else end * factor for end in capacity))  # type: ignore[arg-type]
-    option = replace(option, tokens=tokens, rate=served)
-    if option.usd_per_hour is None:
-        return option
-    return replace(option, usd_per_mtok=dollars(option.usd_per_hour, served, tokens))
+    factor, usd = rate / load, option.usd_per_hour
+    served = option.capacity.each(lambda end: end * factor)
+    return replace(option, tokens=tokens, rate=served, usd_per_mtok={} if usd is None else dollars(usd, served, tokens))
 
 
-def at_the_target(option: Option, configuration: Configuration, seeds: Sequence[int], replicas: int) -> Option:
+def at_the_target(option: Option, configuration: Configuration, seeds: Sequence[int]) -> Option:
     """The option with what a million tokens cost at the target, on the GPUs that serve it: the mean over seeds."""
-    usd = configuration.usd_per_hour(replicas)
+    usd = configuration.usd_per_hour
     if usd is None:
         return option
     by_seed = []
     for seed in seeds:
-        tokens, rate = configuration.sample(option.target, seed, replicas).tokens, None
-        if tokens is not None:
-            rate = configuration.rate(option.target, seed, replicas)
+        tokens = configuration.sample(option.target, seed).tokens
+        rate = None if tokens is None else configuration.rate(option.target, seed)
         if tokens is not None and rate is not None:
             by_seed.append({kind: price.value for kind, price in dollars(usd, Estimate(rate), tokens).items()})
     kinds = [kind for kind in by_seed[0] if all(kind in each for each in by_seed)] if by_seed else []
     return replace(option, usd_at_target={kind: estimate([each[kind] for each in by_seed]) for kind in kinds})
 
 
-def with_extrapolation(
-    option: Option, configuration: Configuration, looked_at: Sequence[tuple[float, int]], replicas: int
-) -> Option:
-    """The option with how far these loads (and seeds) went beyond what was measured."""
-    samples = [configuration.sample(at, seed, replicas) for at, seed in looked_at]
+def with_extrapolation(option: Option, configuration: Configuration, loads: Sequence[float], seed: int) -> Option:
+    """The option with how far these loads went beyond what was measured."""
+    samples = [configuration.sample(load, seed) for load in loads]
     shares = [float(value) for each in samples if (value := each.row["extrapolated_fraction"]) is not None]
     most = max([*shares, *([] if option.extrapolated is None else [option.extrapolated])], default=None)
     outside = [each.extrapolation for each in samples if each.extrapolation is not None]
@@ -244,13 +223,21 @@ def _doubts(best: Option, configuration: Configuration) -> Iterator[str]:
             yield f"{name} may be {bad:.3g} at the target load, {target:g} is wanted"
 
 
-def _notes(configuration: Configuration, best: Option, found: Found, seed: int, replicas: int) -> Iterator[str]:
+def _notes(configuration: Configuration, best: Option, highest: float, seed: int) -> Iterator[str]:
     """How long runs were, that they were too short to tell a highest load from its beginning, and extrapolation."""
     if best.beyond:
         yield best.beyond
-    served = configuration.sample(found.by_seed[0], seed, replicas)
-    arrived, rows = int(served.row["arrived_whole_run"] or 0), served.most_rows * replicas
-    yield _length(configuration, best, arrived)
+    served = configuration.sample(highest, seed)
+    arrived, rows = int(served.row["arrived_whole_run"] or 0), served.most_rows * configuration.replicas
+    length = f"Length of runs: {arrived:,} requests at the highest load"
+    own = configuration.scenario.workload.requests
+    if not configuration.load.made:
+        yield f"{length}, as many as are recorded; a recording is not made longer."
+    elif best.drift is None:
+        yield f"{length}; workload.requests is {own:,}, and search.most_requests lets no run be longer."
+    else:
+        change = f"{abs(best.drift):.1%} {'more' if best.drift > 0 else 'less'}"
+        yield f"{length} (workload.requests: {own:,}); one replica serves {change} in runs half as long."
     if rows > _MOST_AT_ONCE * arrived:
         yield (
             f"Short runs: up to {rows:,} of {arrived:,} requests are in service at once at the highest load, so that "
@@ -259,51 +246,36 @@ def _notes(configuration: Configuration, best: Option, found: Found, seed: int, 
         )
 
 
-def _length(configuration: Configuration, best: Option, arrived: int) -> str:
-    load = configuration.load
-    length = f"Length of runs: {arrived:,} requests at the highest load"
-    if not load.made:
-        return f"{length}, as many as are recorded; a recording is not made longer."
-    own = configuration.scenario.workload.requests
-    if best.drift is None:
-        return f"{length}; workload.requests is {own:,}, and search.most_requests lets no run be longer."
-    change = f"{abs(best.drift):.1%} {'more' if best.drift > 0 else 'less'}"
-    return f"{length} (workload.requests: {own:,}); one replica serves {change} in runs half as long."
-
-
-def _changes(
-    configuration: Configuration, best: Option, start: float
-) -> tuple[Change | None, tuple[Change, ...], tuple[str, ...]]:
-    """What it is compared with, one change at a time, the best first, and the digests of what was tried.
+def _changes(configuration: Configuration, highest: float, digests: set[str]) -> tuple[Change, ...]:
+    """What they are compared with, then one change at a time, the best first; adds the digest of each to ``digests``.
 
     All with the first seed, in runs that are enough for a difference.
     """
     brief = shortened(configuration)
-    found = capacities(brief, best.replicas, brief.seeds(1), start, [start])
+    found = capacities(brief, brief.seeds(1), highest, [highest])
     if not found.by_seed:
-        return None, (), ()
+        return ()
     before = found.by_seed[0]
     tried: list[Change] = []
-    digests: list[str] = []
     for changed in _candidates(configuration):
-        label = ", ".join(f"{key.rsplit('.', 1)[-1]}={_shown(value)}" for key, value in changed.items())
+        label = ", ".join(f"{short_key(key)}={_shown(value)}" for key, value in changed.items())
         try:
             scenario = check(with_changes(configuration.scenario.model_dump(mode="json"), changed), Path())
-            other = replace(brief, label=label, scenario=scenario, replicas=best.replicas)
-            found = capacities(other, best.replicas, other.seeds(1), before, [before])
+            other = replace(brief, label=label, scenario=scenario)
+            found = capacities(other, other.seeds(1), before, [before])
         except StoreError:
             raise  # the disk, not the change
         except InputError as error:
             tried.append(Change(label, None, None, error.problem))
             continue
-        digests.append(other.digest)
-        if not found.by_seed:
+        digests.add(other.digest)
+        if found.by_seed:
+            gain = found.by_seed[0] / other.gpus / (before / configuration.gpus) - 1
+            tried.append(Change(label, found.by_seed[0], gain))
+        else:
             tried.append(Change(label, None, None, found.why if found.reason is not None else ""))
-            continue
-        gain = found.by_seed[0] / other.gpus(best.replicas) / (before / configuration.gpus(best.replicas)) - 1
-        tried.append(Change(label, found.by_seed[0], gain))
     tried.sort(key=lambda change: -math.inf if change.gain_per_gpu is None else -change.gain_per_gpu)
-    return Change("as it is", before, 0.0), tuple(tried), tuple(digests)
+    return Change("as it is", before, 0.0), *tried
 
 
 def _shown(value: object) -> str:
@@ -312,26 +284,21 @@ def _shown(value: object) -> str:
 
 def _candidates(configuration: Configuration) -> Iterator[dict[str, Any]]:
     """Changes that may help: batch limits up and down, more room for KV, smaller KV and weights, more GPUs each."""
-    scenario, at = configuration.scenario, configuration.at
+    scenario, served, at = configuration.scenario, configuration.served, configuration.at
     values = scenario.policies[at].parameters()
-    for key in configuration.policy.limits:
+    for key in configuration.system.policy.limits:
         floor = values.get("max_num_seqs", 1) if key == "max_num_batched_tokens" else 1
         for value in (values[key] * 2, values[key] // 2):
             if value >= floor and value <= values.get("max_num_batched_tokens", math.inf) * 2:
-                yield _raised(f"policies[{at}].", key, value, values)
-    if configuration.served.memory_share < 0.95 and scenario.engine.kv_blocks is None:
+                changed = {f"policies[{at}].{key}": value}
+                if key == "max_num_seqs" and value > values["max_num_batched_tokens"]:
+                    changed[f"policies[{at}].max_num_batched_tokens"] = value  # at least the number of sequences
+                yield changed
+    if served.memory_share < 0.95 and scenario.engine.kv_blocks is None:
         yield {"engine.gpu_memory_utilization": 0.95}
     if scenario.profile is None:
         if scenario.engine.kv_cache_dtype == "auto":
             yield {"engine.kv_cache_dtype": "fp8"}
-        if configuration.served.model.weight_dtype is None and "fp8" in configuration.served.device.flops:
+        if served.model.weight_dtype is None and "fp8" in served.device.flops:
             yield {"engine.quantization": "fp8"}
-        yield {"engine.tensor_parallel_size": configuration.served.tensor_parallel * 2}
-
-
-def _raised(above: str, key: str, value: int, values: dict[str, Any]) -> dict[str, Any]:
-    """A batch limit with what must follow it: the budget is at least the number of sequences."""
-    changed = {above + key: value}
-    if key == "max_num_seqs" and value > values["max_num_batched_tokens"]:
-        changed[above + "max_num_batched_tokens"] = value
-    return changed
+        yield {"engine.tensor_parallel_size": served.tensor_parallel * 2}

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from servecast.plan.binding import Refusal
     from servecast.plan.load import Load
     from servecast.plan.uncertainty import Draw
-    from servecast.policies import Policy
     from servecast.run.store import Store
     from servecast.scenario.goals import Goal
     from servecast.scenario.schema import Scenario
@@ -37,12 +36,16 @@ TURNS = 5
 _APART = {"name", "sweep", "seeds", "goal", "search", "cost", "replicas", "router"}
 
 
+def judges(scenario: Scenario) -> bool:
+    """Whether requests are judged one by one: good ones are counted."""
+    return scenario.slo is not None or any(tenant.slo is not None for tenant in scenario.workload.tenants or ())
+
+
 @dataclass(frozen=True, eq=False)
 class Configuration:
-    """A point of the search with one policy.
+    """A point of the search with one policy, on so many replicas.
 
     label : ``continuous, max_num_seqs=64``
-    replicas : as the scenario says, or 1
     store : where simulated loads are kept; None: nowhere
     requests : of a run for each replica, where requests are made and the scenario has fewer; None: as it has
     """
@@ -67,11 +70,6 @@ class Configuration:
         """The model on its GPUs."""
         return self.system.served
 
-    @property
-    def policy(self) -> Policy:
-        """The batching policy."""
-        return self.system.policy
-
     @cached_property
     def load(self) -> Load:
         """The workload as a number that grows with the traffic. Raises InputError where it has none."""
@@ -92,43 +90,40 @@ class Configuration:
         """How thoroughly it is looked for."""
         return self.scenario.search or Search.model_validate({})
 
-    def gpus(self, replicas: int | None = None) -> int:
-        return (replicas or self.replicas) * self.served.tensor_parallel
-
-    def with_requests(self, requests: int) -> Configuration:
-        """The same with so many requests for each replica; loads that were simulated are shared."""
-        if requests == self.requests:
-            return self
+    def varied(self, **numbers: int) -> Configuration:
+        """The same with other ``replicas`` or ``requests``; loads that were simulated are shared."""
         _ = self.system, self.load, self.digest  # found once, before it is copied
         other = copy.copy(self)
-        object.__setattr__(other, "requests", requests)
+        vars(other).update(numbers)
         return other
 
-    def sent(self, replicas: int) -> int | None:
+    @property
+    def gpus(self) -> int:
+        """GPUs of all replicas."""
+        return self.replicas * self.served.tensor_parallel
+
+    @property
+    def most_replicas(self) -> int:
+        """As many as the search has GPUs for."""
+        return self.search.most_gpus // self.served.tensor_parallel
+
+    @property
+    def sent(self) -> int | None:
         """Requests of a run, but for what a warm-up or a burst takes; None of a recording."""
         if not self.load.made:
             return None
-        own = self.scenario.workload.requests
+        own, longer = self.scenario.workload.requests, self.requests or 0
         assert own is not None, "it is made"
-        return max(own * replicas, min((self.requests or 0) * replicas, max(self.requests or 0, TOGETHER)))
+        return max(own * self.replicas, min(longer * self.replicas, max(longer, TOGETHER)))
 
     @cached_property
     def digest(self) -> str:
         """A hash of all that decides what a load gives here; neither goals nor prices do."""
         return digest_of(self.scenario, self.at, _APART, self.router)
 
-    @property
-    def judges(self) -> bool:
-        """Whether requests are judged one by one: good ones are counted."""
-        scenario = self.scenario
-        return scenario.slo is not None or any(tenant.slo is not None for tenant in scenario.workload.tenants or ())
-
     @cached_property
     def target(self) -> float:
-        """The load to be served.
-
-        Raises InputError for a rate that the workload does not count in.
-        """
+        """The load to be served. Raises InputError for a rate that the workload does not count in."""
         load, rate_rps = self.load, self.goal.rate_rps
         if rate_rps is None:
             return load.own
@@ -142,22 +137,23 @@ class Configuration:
         first = self.scenario.workload.seed
         return list(range(first, first + (count or self.search.seeds if self.load.drawn else 1)))
 
-    def usd_per_hour(self, replicas: int) -> float | None:
+    @property
+    def usd_per_hour(self) -> float | None:
         """Dollars an hour of all GPUs; None without a price."""
         cost = self.scenario.cost
         usual = None if cost is None else cost.usd_per_gpu_hour
         price = self.goal.usd_per_gpu_hour.get(self.served.device.name, usual)
-        return None if price is None else price * self.gpus(replicas)
+        return None if price is None else price * self.gpus
 
-    def ceiling(self, seed: int, replicas: int, draw: Draw | None = None) -> float:
+    def ceiling(self, seed: int, draw: Draw | None = None) -> float:
         """The highest load to try: beyond what a burst is served at none is stable; users are no more than requests."""
         if self.load.whole:
             requests = self.scenario.workload.requests
             assert requests is not None, "the schema wants it of a closed loop"
-            return float(max(requests, self.requests or 0) * replicas)
-        return self.saturation(seed, replicas, draw)
+            return float(max(requests, self.requests or 0) * self.replicas)
+        return self.saturation(seed, draw)
 
-    def saturation(self, seed: int, replicas: int, draw: Draw | None = None) -> float:
+    def saturation(self, seed: int, draw: Draw | None = None) -> float:
         """The most that the replicas serve [requests/s]: a burst's steady throughput; infinite where none can be sent.
 
         Where requests are made they are at least `BURST_REQUESTS` and `BURST_ROWS` times the slots for each replica,
@@ -165,37 +161,35 @@ class Configuration:
         requests it has: of its middle and of the whole, the higher throughput counts, for the middle may be heavier.
         Replicas are so many times one, unless a shared cap or the placing of prefixes lets them do otherwise.
         """
-        load = self.load
-        if load.unit != "requests/s":
+        if self.load.unit != "requests/s":
             return math.inf
-        together = self.router == "prefix_affinity" or self.scenario.workload.max_in_flight is not None
-        served = self.sample(math.inf, seed, replicas if together else 1, draw)
+        if self.replicas > 1 and self.router != "prefix_affinity" and self.scenario.workload.max_in_flight is None:
+            return self.varied(replicas=1).saturation(seed, draw) * self.replicas
+        served = self.sample(math.inf, seed, draw)
         # A burst that is lost to crashes caps nothing: each load itself will say what it loses.
         if served.steady_rps is None or served.row["oom_failed"]:
             return math.inf
-        each = served.steady_rps if load.made else max(served.steady_rps, served.whole_rps or 0.0)
-        return each if together else each * replicas
+        return served.steady_rps if self.load.made else max(served.steady_rps, served.whole_rps or 0.0)
 
-    def rate(self, load: float, seed: int, replicas: int) -> float | None:
+    def rate(self, load: float, seed: int) -> float | None:
         """Requests a second that a load is."""
-        return load if self.load.unit == "requests/s" else self.sample(load, seed, replicas).steady_rps
+        return load if self.load.unit == "requests/s" else self.sample(load, seed).steady_rps
 
-    def sample(self, load: float, seed: int, replicas: int, draw: Draw | None = None) -> Sample:
+    def sample(self, load: float, seed: int, draw: Draw | None = None) -> Sample:
         """What a load gives: as remembered or kept on disk, else simulated; an infinite load is a burst."""
-        key = f"{float(load)!r} {seed} {replicas} {self.sent(replicas)}" + ("" if draw is None else f" {draw.key}")
+        key = f"{float(load)!r} {seed} {self.replicas} {self.sent}" + ("" if draw is None else f" {draw.key}")
         if key not in self._samples:
             found = None if self.store is None else self.store.found(self.digest, key)
-            self._samples[key] = self._simulated(load, seed, replicas, draw) if found is None else Sample.of(found)
+            self._samples[key] = self._simulated(load, seed, draw) if found is None else Sample.of(found)
             if found is None and self.store is not None:
                 self.store.add(self.digest, self._samples[key].data(), key)
         return self._samples[key]
 
-    def _burst_requests(self, replicas: int) -> int:
-        return max(replicas * max(BURST_REQUESTS, BURST_ROWS * self.policy.slots), self.sent(replicas) or 0)
-
-    def _span(self, load: float, replicas: int) -> int:
+    def _length(self, load: float) -> int:
         """Requests of a run; what a warm-up leaves is no less than the scenario has at its own load."""
-        scenario, sent = self.scenario, self.sent(replicas)
+        scenario, sent = self.scenario, self.sent
+        if math.isinf(load):
+            return max(self.replicas * max(BURST_REQUESTS, BURST_ROWS * self.system.policy.slots), sent or 0)
         if sent is None:
             return 1
         if self.load.whole and self.requests is not None:
@@ -206,21 +200,25 @@ class Configuration:
         return max(sent, math.ceil(scenario.workload.requests * load / self.load.own))
 
     def _window(self, load: float) -> Window:
-        """The part that counts; of a recording that runs faster, the same part of the recording."""
-        scenario = self.scenario
+        """The part that counts: all of a burst; of a recording that runs faster, the same part of the recording."""
+        if math.isinf(load):
+            return Window()
+        ends = self.scenario.warmup_s, self.scenario.cooldown_s
         faster = 1.0 if self.load.made else max(load / self.load.own, 1.0)
-        return Window(*(None if each is None else each / faster for each in (scenario.warmup_s, scenario.cooldown_s)))
+        return Window(*(None if end is None else end / faster for end in ends))
 
-    def _simulated(self, load: float, seed: int, replicas: int, draw: Draw | None) -> Sample:
+    def _simulated(self, load: float, seed: int, draw: Draw | None) -> Sample:
         system = self.system if draw is None else self.system.priced(draw.cost)
         scale = 1.0 if draw is None else draw.step_time_scale
-        burst = math.isinf(load)
-        requests = self._burst_requests(replicas) if burst else self._span(load, replicas)
-        sent = system.traffic(self.load.at(load, seed, replicas, requests))
-        run = system.serve(sent.client, replicas=replicas, machines=partial(modelled, step_time_scale=scale))
-        row = system.row(run, sent, seed=seed, window=Window() if burst else self._window(load), replicas=replicas)
-        return sample(run, row, system.hardware, self.policy)
+        sent = system.traffic(self.load.at(load, seed, self.replicas, self._length(load)))
+        run = system.serve(sent.client, replicas=self.replicas, machines=partial(modelled, step_time_scale=scale))
+        row = system.row(run, sent, seed=seed, window=self._window(load), replicas=self.replicas)
+        return sample(run, row, system.hardware, system.policy)
 
-    def test(self, load: float, seed: int, replicas: int, draw: Draw | None = None) -> Refusal | None:
+    def test(self, load: float, seed: int, draw: Draw | None = None) -> Refusal | None:
         """Why the goal is not met at a load; None if it is."""
-        return refusal(self.sample(load, seed, replicas, draw).row, self.goal)
+        return refusal(self.sample(load, seed, draw).row, self.goal)
+
+    def meets(self, load: float, seed: int, draw: Draw | None = None) -> bool:
+        """Whether the goal is met at a load."""
+        return self.test(load, seed, draw) is None

@@ -18,26 +18,10 @@ from typing import TYPE_CHECKING, Any
 from servecast.cost import profile as profiles
 from servecast.errors import InputError, PointError, SlipError
 from servecast.plan.answer import BreakEven, Option, Plan, break_even
-from servecast.plan.best import (
-    at_the_target,
-    drawn_of,
-    enough,
-    examined,
-    saturation,
-    with_extrapolation,
-    with_money,
-)
-from servecast.plan.configuration import Configuration
+from servecast.plan.best import at_the_target, drawn_of, enough, examined, saturation, with_extrapolation, with_money
+from servecast.plan.configuration import Configuration, judges
 from servecast.plan.load import load_of
-from servecast.plan.searching import (
-    drawn_pairs,
-    guessed,
-    replicas_for,
-    settled,
-    statistics,
-    together,
-)
-from servecast.plan.uncertainty import Estimate
+from servecast.plan.searching import drawn_pairs, guessed, replicas_for, settled, statistics, together
 from servecast.run.sweep import Progress, trace_notes
 from servecast.scenario.goals import Search
 from servecast.scenario.loading import grid
@@ -65,16 +49,11 @@ def make_plan(
     Raises InputError without a goal, without a load that can be scaled, and for targets that cannot be judged.
     """
     goal, search = _wanted(scenario)
-    if scenario.horizon_s is not None:
-        raise InputError(
-            "scenario.horizon_s",
-            f"{scenario.horizon_s:g} cuts off the answers that are late, and a plan would not see them: take it out",
-        )
     _require_priced_devices(scenario, goal, search)
     searched = list(_configurations(scenario, search, store))
-    configurations = [each for each in searched if isinstance(each, Configuration)]
+    digests = {each.digest for each in searched if isinstance(each, Configuration)}
     # Counted now: what this sitting adds was not there before.
-    resumed = 0 if store is None else store.count(each.digest for each in configurations)
+    resumed = 0 if store is None else store.count(digests)
     total = len(searched) + 1
     options: list[Option] = []
     progress(Progress(0, total, scenario.name))
@@ -82,36 +61,34 @@ def make_plan(
         options.append(option)
         progress(Progress(len(options), total, option.label))
     chosen = _chosen(searched, options)
-    if chosen is None:
-        _finished(store, configurations)
-        notes = (*_unused_prices(goal, options), *_of_the_load(scenario))
-        return Plan(scenario.name, dict(goal.slo), tuple(options), None, supported=False, notes=notes, resumed=resumed)
-    configuration = _with_requests(searched[chosen], options[chosen])
-    close = examined(configuration, options[chosen])
-    options[chosen] = _updated(options[chosen], close.option)
-    progress(Progress(total, total, close.option.label))
-    _finished(store, configurations, close.looked_at)
-    best = close.option
-    assert best.capacity is not None
-    cheapest = _cheapest(options)
-    compared = best if cheapest is None else options[cheapest]
+    notes = (*_unused_prices(goal, options), *_of_the_load(scenario), *_notes(options))
+    plan = Plan(scenario.name, dict(goal.slo), tuple(options), None, supported=False, notes=notes, resumed=resumed)
+    if chosen is not None:
+        configuration = _with_requests(searched[chosen], options[chosen])
+        plan, looked_at = examined(replace(plan, best=options[chosen]), configuration)
+        digests |= looked_at
+        assert plan.best is not None
+        # What the closer look found of the system that serves the target.
+        fields = ("fleet_capacity", "at_target", "usd_at_target", "extrapolated", "beyond")
+        options[chosen] = replace(options[chosen], **{name: getattr(plan.best, name) for name in fields})
+        progress(Progress(total, total, plan.best.label))
+        plan = _with_prices(replace(plan, options=tuple(options)), goal)
+    if store is not None:  # all is there: what it has of other scenarios can go
+        store.keep_only(digests)
+    return plan
+
+
+def _with_prices(plan: Plan, goal: Goal) -> Plan:
+    """The plan with its cheapest option, and from which load on that, or else the best one, costs less than an API."""
+    cheapest = _cheapest(plan.options)
+    compared = plan.best if cheapest is None else plan.options[cheapest]
+    assert compared is not None
     found = _against_api(compared, goal)
-    return Plan(
-        scenario.name,
-        dict(goal.slo),
-        tuple(options),
-        best,
-        supported=not close.doubts,
-        doubts=close.doubts,
-        headroom=Estimate(*(None if end is None else end / best.target - 1 for end in best.capacity)),  # type: ignore[arg-type]
+    return replace(
+        plan,
         break_even=found,
-        changes=close.changes,
-        notes=(*_unused_prices(goal, options), *_of_the_load(scenario), *_notes(options), *close.notes),
-        holds=close.holds,
-        cheapest="" if cheapest is None else options[cheapest].label,
+        cheapest="" if cheapest is None else compared.label,
         break_even_of="" if found is None else compared.label,
-        baseline=close.baseline,
-        resumed=resumed,
     )
 
 
@@ -144,29 +121,20 @@ def _with_requests(searched: Configuration | Option, option: Option) -> Configur
     own = searched.scenario.workload.requests
     if option.requests is None or own is None or option.requests <= own:
         return searched
-    return searched.with_requests(option.requests)
-
-
-def _updated(option: Option, best: Option) -> Option:
-    """The option with what a closer look found of the system that serves the target."""
-    fields = ("fleet_capacity", "at_target", "usd_at_target", "extrapolated", "beyond")
-    return replace(option, **{name: getattr(best, name) for name in fields})
-
-
-def _finished(store: Store | None, configurations: Sequence[Configuration], changes: Sequence[str] = ()) -> None:
-    """All is there: what the store has of other scenarios can go."""
-    if store is not None:
-        store.keep_only({*(each.digest for each in configurations), *changes})
+    return searched.varied(requests=option.requests)
 
 
 def _wanted(scenario: Scenario) -> tuple[Goal, Search]:
     if scenario.goal is None:
         raise InputError("scenario.goal", "is missing: say what to reach, like goal: {slo: {ttft_p99_s: 1.0}}")
-    judged = scenario.slo is not None or any(tenant.slo is not None for tenant in scenario.workload.tenants or ())
-    if "slo_attainment" in scenario.goal.slo and not judged:
-        raise InputError(
-            "scenario.goal.slo.slo_attainment", "counts requests that meet slo:, and the scenario has none: add slo:"
+    if "slo_attainment" in scenario.goal.slo and not judges(scenario):
+        problem = "counts requests that meet slo:, and the scenario has none: add slo:"
+        raise InputError("scenario.goal.slo.slo_attainment", problem)
+    if scenario.horizon_s is not None:
+        problem = (
+            f"{scenario.horizon_s:g} cuts off the answers that are late, and a plan would not see them: take it out"
         )
+        raise InputError("scenario.horizon_s", problem)
     return scenario.goal, scenario.search or Search.model_validate({})
 
 
@@ -175,49 +143,44 @@ def _require_priced_devices(scenario: Scenario, goal: Goal, search: Search) -> N
     own = {Path(str(name)).stem for name in (scenario.device, *search.over.get("device", ()))}
     for name in goal.usd_per_gpu_hour:
         if name not in own:
-            try:
-                catalogue.device(name)
-            except InputError as error:
-                raise InputError(f"scenario.goal.usd_per_gpu_hour.{name}", error.problem) from None
+            _require_name(catalogue.device, name, f"scenario.goal.usd_per_gpu_hour.{name}")
+
+
+def _require_name(find: Callable[[str], object], name: str, place: str) -> None:
+    """Raises InputError with ``place`` for a name that ``find`` does not know."""
+    try:
+        find(name)
+    except InputError as error:
+        raise InputError(place, error.problem) from None
 
 
 def _configurations(scenario: Scenario, search: Search, store: Store | None) -> Iterator[Configuration | Option]:
     """Every policy at every point of the search; a key that a policy does not have makes no second point of it.
 
-    A point that cannot be is an option with its reason; where none can be, the first one's reason is raised.
+    A point that cannot be is an option with its reason; where none can be, the first one's reason is raised. So is a
+    model, device or profile that nobody knows: a slip, and not a configuration that cannot be.
     """
     seen = set()
-    _require_names(search)
+    finders: dict[str, Callable[[str], object]] = {
+        "model": catalogue.model, "device": catalogue.device, "profile": profiles.load
+    }  # fmt: skip
+    for key, find in finders.items():
+        for name in search.over.get(key, ()):
+            if isinstance(name, str):
+                _require_name(find, name, f"scenario.search.over.{key}")
     for point in _points(scenario, search):
         if isinstance(point, Option):
             yield point
             continue
-        for at, entry in enumerate(point.scenario.policies):
-            same = f"{at} {point.scenario.model_copy(update={'policies': (entry,)})!r}"
+        here = point.scenario
+        for at, entry in enumerate(here.policies):
+            same = f"{at} {here.model_copy(update={'policies': (entry,)})!r}"
             if same in seen:
                 continue
             seen.add(same)
-            name = scenario.labels()[at]
-            yield Configuration(
-                f"{name}, {point.label}" if point.label else name,
-                point.scenario,
-                at,
-                point.scenario.replicas or 1,
-                point.scenario.router or "least_outstanding",
-                point.swept,
-                store,
-            )
-
-
-def _require_names(search: Search) -> None:
-    """A model, device or profile of a search that nobody knows is a slip, not a configuration that cannot be."""
-    for key, find in (("model", catalogue.model), ("device", catalogue.device), ("profile", profiles.load)):
-        for name in search.over.get(key, ()):
-            if isinstance(name, str):
-                try:
-                    find(name)
-                except InputError as error:
-                    raise InputError(f"scenario.search.over.{key}", error.problem) from None
+            label = ", ".join(part for part in (scenario.labels()[at], point.label) if part)
+            router = here.router or "least_outstanding"
+            yield Configuration(label, here, at, here.replicas or 1, router, point.swept, store)
 
 
 def _points(scenario: Scenario, search: Search) -> list[Point | Option]:
@@ -244,8 +207,8 @@ def _impossible(scenario: Scenario, given: dict[str, Any], cause: InputError) ->
     load = load_of(scenario.workload, scenario.engine.block_size)
     device = str(given.get("profile") or given.get("device") or scenario.profile or scenario.device)
     split = given.get("engine.tensor_parallel_size") or scenario.engine.tensor_parallel_size
-    goal, _ = _wanted(scenario)
-    target = goal.rate_rps or (0.0 if load is None else load.own)
+    assert scenario.goal is not None
+    target = scenario.goal.rate_rps or (0.0 if load is None else load.own)
     return Option(
         label, given, device, scenario.profile is not None, split if isinstance(split, int) else 1,
         "" if load is None else load.unit, target, refused=_reason(cause),
@@ -260,20 +223,18 @@ def _surveyed(searched: list[Configuration | Option], jobs: int) -> Iterator[Opt
     """The options, in order; so many configurations at a time."""
     configurations = [each for each in searched if isinstance(each, Configuration)]
     if jobs == 1 or len(configurations) <= 1:
-        surveyed = map(survey, configurations)
+        surveyed = map(_survey, configurations)
     else:
         from joblib import Parallel, delayed
 
-        surveyed = Parallel(n_jobs=jobs, return_as="generator")(delayed(survey)(each) for each in configurations)
+        surveyed = Parallel(n_jobs=jobs, return_as="generator")(delayed(_survey)(each) for each in configurations)
     for each in searched:
         yield each if isinstance(each, Option) else next(surveyed)
 
 
-def survey(configuration: Configuration) -> Option:
+def _survey(configuration: Configuration) -> Option:
     """What one configuration can do; the reason instead, where it cannot run at all."""
-    scenario = configuration.scenario
-    load = configuration.load
-    target = configuration.target
+    scenario, load, target = configuration.scenario, configuration.load, configuration.target
     try:
         served = configuration.served
     except InputError as error:
@@ -283,67 +244,59 @@ def survey(configuration: Configuration) -> Option:
             configuration.label, configuration.changed, device, scenario.profile is not None, split, load.unit, target,
             configuration.replicas, _reason(error),
         )  # fmt: skip
+    seeds = configuration.seeds()
+    configuration, found = settled(configuration, seeds)
     option = Option(
         configuration.label, configuration.changed, served.device.name, served.cost.calibrated,
         served.tensor_parallel, load.unit, target, configuration.replicas,
-        usd_per_hour=configuration.usd_per_hour(configuration.replicas),
-    )  # fmt: skip
-    seeds = configuration.seeds()
-    configuration, found = settled(configuration, seeds)
-    option = replace(
-        option,
-        saturation=saturation(configuration, seeds, configuration.replicas),
-        requests=configuration.sent(1),
+        usd_per_hour=configuration.usd_per_hour,
+        saturation=saturation(configuration, seeds),
+        requests=configuration.varied(replicas=1).sent,
         drift=found.drift,
         tests=found.tests,
-    )
+    )  # fmt: skip
     if not found.by_seed:
         return replace(option, refused=found.reason.text if found.reason is not None else "")
-    drawn = drawn_pairs(
-        configuration, seeds,
-        drawn_of(configuration, found.by_seed[0], seeds[0], configuration.replicas), found.by_seed[0],
-    )  # fmt: skip
-    parts = [name for name, there in (("seeds", len(seeds) > 1), ("profile", bool(drawn))) if there]
+    first, highest = seeds[0], found.by_seed[0]
+    drawn = drawn_pairs(configuration, seeds, drawn_of(configuration, highest, first), highest)
     capacity = found.capacity(drawn)
     option = replace(
         option,
         capacity=capacity,
         unstable_above=capacity.value if found.unstable else None,
         drawn=drawn,
-        interval=" and ".join(parts),
+        interval=" and ".join(["seeds"] * (len(seeds) > 1) + ["profile"] * bool(drawn)),
     )
-    option = with_money(option, configuration, found, seeds[0])
-    option = with_extrapolation(option, configuration, ((found.by_seed[0], seeds[0]),), configuration.replicas)
+    option = with_money(option, configuration, highest, first)
+    option = with_extrapolation(option, configuration, [highest], first)
     count = replicas_for(configuration, seeds, capacity.value)
     if count is None:
-        return replace(option, refused=_why_not(configuration, capacity, target, found))
+        return replace(option, refused=_why_not(configuration, capacity.value, found))
     option = replace(option, target_replicas=count, target_gpus=count * served.tensor_parallel)
     return _at_target(option, configuration)
 
 
 def _at_target(option: Option, configuration: Configuration) -> Option:
     """The option with what the GPUs that serve the target do there and at most, and what they cost."""
-    count = option.target_replicas
-    if count is None:
+    if option.target_replicas is None:
         return option
-    seeds = configuration.seeds()
-    found = together(configuration, count, seeds)
+    configuration, seeds = configuration.varied(replicas=option.target_replicas), configuration.seeds()
+    found = together(configuration, seeds)
     option = replace(
         option,
         fleet_capacity=found._replace(drift=option.drift).capacity(option.drawn) if found.by_seed else None,
-        at_target=statistics(configuration, count, seeds),
+        at_target=statistics(configuration, seeds),
     )
-    option = at_the_target(option, configuration, seeds, count)
-    return with_extrapolation(option, configuration, ((option.target, seeds[0]),), count)
+    option = at_the_target(option, configuration, seeds)
+    return with_extrapolation(option, configuration, [option.target], seeds[0])
 
 
-def _why_not(configuration: Configuration, capacity: Estimate, target: float, found: Found) -> str:
-    load = configuration.load
-    beyond = f"{found.why} above {capacity.value:.4g} {load.unit}"
+def _why_not(configuration: Configuration, capacity: float, found: Found) -> str:
+    beyond = f"{found.why} above {capacity:.4g} {configuration.load.unit}"
     if configuration.scenario.replicas is not None:
-        return f"{beyond}, target {target:.4g}"
-    _, most = guessed(configuration, capacity.value)
-    gpus = configuration.gpus(most) if most else configuration.search.most_gpus
+        return f"{beyond}, target {configuration.target:.4g}"
+    _, most = guessed(configuration, capacity)
+    gpus = configuration.varied(replicas=most).gpus if most else configuration.search.most_gpus
     return f"more than {gpus} GPU{'s' if gpus > 1 else ''}: {beyond} on one replica"
 
 

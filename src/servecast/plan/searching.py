@@ -9,12 +9,14 @@ interval (see `uncertainty.estimate`).
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from servecast.plan.binding import Why, known, refusal
 from servecast.plan.capacity import fewest, highest_load
+from servecast.plan.configuration import judges
 from servecast.plan.uncertainty import estimate
 from servecast.scenario.goals import at_least
 
@@ -74,69 +76,56 @@ class Found(NamedTuple):
         return estimate(self.by_seed, drawn, slack=self.slack, drift=self.drift or 0.0)
 
 
-def capacities(
-    configuration: Configuration, replicas: int, seeds: Sequence[int], start: float,
-    around: Sequence[float] = (),
-) -> Found:  # fmt: skip
+def capacities(configuration: Configuration, seeds: Sequence[int], start: float, around: Sequence[float] = ()) -> Found:
     """The highest load within the goal for each seed: the first from ``start``, the others from where it ended.
 
     around : where to look for the first seeds' instead, in small steps
     No seed counts where one of them meets the goal at no load.
     """
-    load = configuration.load
     by_seed: list[float] = []
     reason: Refusal | None = None
     failing, capped, tests = None, False, 0
     for place, seed in enumerate(seeds):
-        refused: dict[float, Refusal | None] = {}
-
-        def meets(at: float, seed: int = seed, refused: dict[float, Refusal | None] = refused) -> bool:
-            refused[at] = configuration.test(at, seed, replicas)
-            return refused[at] is None
-
         near = bool(by_seed) or place < len(around)
-        most = configuration.ceiling(seed, replicas)
+        most = configuration.ceiling(seed)
         bracket = highest_load(
-            meets,
+            partial(configuration.meets, seed=seed),
             around[place] if place < len(around) else by_seed[0] if by_seed else start,
             ceiling=most,
             tolerance=configuration.search.tolerance,
             step=NEAR if near else 2.0,
             floor=min(start, most) * EMPTY,  # a target far above what one can serve is no load to begin from
-            whole=load.whole,
+            whole=configuration.load.whole,
         )
         tests += bracket.tests
-        why = None if bracket.high is None else refused.get(bracket.high)
+        why = None if bracket.high is None else configuration.test(bracket.high, seed)
         if bracket.low is None:
             return Found([], why, bracket.high, False, tests)
         if not by_seed:
             reason, failing, capped = why, bracket.high, bracket.capped
         by_seed.append(bracket.low)
-    exact = load.whole and min(by_seed) * configuration.search.tolerance < 1
+    exact = configuration.load.whole and min(by_seed) * configuration.search.tolerance < 1
     return Found(by_seed, reason, failing, capped, tests, 0.0 if exact or capped else configuration.search.tolerance)
 
 
 def settled(configuration: Configuration, seeds: Sequence[int]) -> tuple[Configuration, Found]:
     """The highest loads in runs that are long enough for them, and the configuration that makes runs so long."""
-    load, replicas = configuration.load, configuration.replicas
-    found = capacities(configuration, replicas, seeds, configuration.target)
-    own = configuration.scenario.workload.requests
-    if not load.made or not found.by_seed or own is None or configuration.search.most_requests <= own:
+    search, own = configuration.search, configuration.scenario.workload.requests
+    found = capacities(configuration, seeds, configuration.target)
+    if not configuration.load.made or not found.by_seed or own is None or search.most_requests <= own:
         return configuration, found
-    rows = max(
-        configuration.sample(at, seed, replicas).most_rows for at, seed in zip(found.by_seed, seeds, strict=True)
-    )
-    requests = max(own, min(math.ceil(max(LEAST, ROWS * rows) / 2), configuration.search.most_requests // 2))
+    rows = max(configuration.sample(at, seed).most_rows for at, seed in zip(found.by_seed, seeds, strict=True))
+    requests = max(own, min(math.ceil(max(LEAST, ROWS * rows) / 2), search.most_requests // 2))
     tests = found.tests
     if requests > own:
         configuration, found = _longer(configuration, seeds, found, requests)
         tests += found.tests
-    while found.by_seed and requests < configuration.search.most_requests:
-        requests = min(requests * 2, configuration.search.most_requests)
+    while found.by_seed and requests < search.most_requests:
+        requests = min(requests * 2, search.most_requests)
         configuration, longer = _longer(configuration, seeds, found, requests)
         tests += longer.tests
         found = longer._replace(drift=found.mean / longer.mean - 1 if longer.by_seed else None)
-        if found.drift is not None and abs(found.drift) <= configuration.search.half_width:
+        if found.drift is not None and abs(found.drift) <= search.half_width:
             break
     return configuration, found._replace(tests=tests)
 
@@ -144,105 +133,93 @@ def settled(configuration: Configuration, seeds: Sequence[int]) -> tuple[Configu
 def _longer(
     configuration: Configuration, seeds: Sequence[int], found: Found, requests: int
 ) -> tuple[Configuration, Found]:
-    longer = configuration.with_requests(requests)
-    return longer, capacities(longer, longer.replicas, seeds, found.mean, found.by_seed)
+    longer = configuration.varied(requests=requests)
+    return longer, capacities(longer, seeds, found.mean, found.by_seed)
 
 
-def together(configuration: Configuration, replicas: int, seeds: Sequence[int]) -> Found:
-    """The highest loads of so many replicas as one system; a target that a seed meets is in its own."""
+def together(configuration: Configuration, seeds: Sequence[int]) -> Found:
+    """The highest loads of the replicas as one system; a target that a seed meets is in its own."""
     target = configuration.target
-    found = capacities(configuration, replicas, seeds, target, [target])
-
-    def met(seed: int) -> bool:
-        most = configuration.ceiling(seed, replicas)
-        return target <= most and configuration.test(target, seed, replicas) is None
-
+    found = capacities(configuration, seeds, target, [target])
     pairs = zip(found.by_seed, seeds, strict=False)  # none where one of them meets the goal at no load
-    return found._replace(by_seed=[target if load < target and met(seed) else load for load, seed in pairs])
+    return found._replace(
+        by_seed=[
+            target if load < target <= configuration.ceiling(seed) and configuration.meets(target, seed) else load
+            for load, seed in pairs
+        ]
+    )
 
 
 def shortened(configuration: Configuration) -> Configuration:
     """The configuration with runs that are enough for differences, with the same random numbers on both sides."""
-    return (
-        configuration
-        if configuration.requests is None
-        else configuration.with_requests(configuration.requests // SHORTER)
-    )
+    requests = configuration.requests
+    return configuration if requests is None else configuration.varied(requests=requests // SHORTER)
 
 
 def drawn_pairs(
     configuration: Configuration, seeds: Sequence[int], drawn: Sequence[Draw], start: float
 ) -> tuple[tuple[float, float], ...]:
-    """The highest load with the profile and with each of its draws, of the configuration as the search has it."""
+    """The highest load with the profile and with each of its draws (0 if there is none), as the search has it."""
     if not drawn:
         return ()
     brief = shortened(configuration)
     used = seeds[: len(drawn)]
-    found = capacities(brief, brief.replicas, used, start, [start] * len(used))
-    if not found.by_seed:
-        return ()
+    by_seed = capacities(brief, used, start, [start] * len(used)).by_seed
     pairs = []
-    for at, draw in enumerate(drawn):
-        here = found.by_seed[at % len(used)]
-        seed = used[at % len(used)]
-        pairs.append((here, capacity_drawn(brief, brief.replicas, seed, here, draw)))
+    for at, draw in enumerate(drawn if by_seed else ()):
+        here, seed = by_seed[at % len(used)], used[at % len(used)]
+        bracket = highest_load(
+            partial(brief.meets, seed=seed, draw=draw),
+            here / draw.step_time_scale,
+            tolerance=brief.search.tolerance,
+            step=AT,
+            floor=here * EMPTY,
+            ceiling=brief.ceiling(seed, draw),
+            whole=brief.load.whole,
+        )
+        pairs.append((here, bracket.low or 0.0))
     return tuple(pairs)
-
-
-def capacity_drawn(configuration: Configuration, replicas: int, seed: int, start: float, draw: Draw) -> float:
-    """The highest load within the goal if step times were as drawn; 0 if there is none."""
-    load = configuration.load
-    bracket = highest_load(
-        lambda tried: configuration.test(tried, seed, replicas, draw) is None,
-        start / draw.step_time_scale,
-        tolerance=configuration.search.tolerance,
-        step=AT,
-        floor=start * EMPTY,
-        ceiling=configuration.ceiling(seed, replicas, draw),
-        whole=load.whole,
-    )
-    return bracket.low or 0.0
 
 
 def replicas_for(configuration: Configuration, seeds: Sequence[int], capacity: float) -> int | None:
     """The fewest replicas that serve the target, simulated as one system; those given, where they are given."""
 
     def serve(count: int) -> bool:
-        return serves(configuration, count, seeds)
+        return serves(configuration.varied(replicas=count), seeds)
 
     fixed = configuration.scenario.replicas
     if fixed is not None:
-        return fixed if configuration.gpus(fixed) <= configuration.search.most_gpus and serve(fixed) else None
+        return fixed if fixed <= configuration.most_replicas and serve(fixed) else None
     guess, most = guessed(configuration, capacity)
     # Sharing a router they may carry more than each for itself, within a latency, but hardly more work.
-    if most < 1 or configuration.ceiling(seeds[0], 1) * most * _POOLED < configuration.target:
+    one = configuration.varied(replicas=1)
+    if most < 1 or one.ceiling(seeds[0]) * most * _POOLED < configuration.target:
         return None
     return fewest(serve, min(guess, most), most)
 
 
-def serves(configuration: Configuration, replicas: int, seeds: Sequence[int]) -> bool:
-    """Whether so many replicas together meet the goal at the target, and their highest load reaches it."""
+def serves(configuration: Configuration, seeds: Sequence[int]) -> bool:
+    """Whether the replicas together meet the goal at the target, and their highest load reaches it."""
     target = configuration.target
-    refused = [configuration.test(target, seed, replicas) for seed in seeds]
+    refused = [configuration.test(target, seed) for seed in seeds]
     if any(each is not None and each.why is Why.UNSTABLE for each in refused):
         return False
-    if _mean_refused(configuration, replicas, seeds):
+    if _mean_refused(configuration, seeds):
         return False
-    most = [configuration.ceiling(seed, replicas) for seed in seeds]
-    if target <= min(most) and not any(refused):
+    if target <= min(configuration.ceiling(seed) for seed in seeds) and not any(refused):
         return True  # each seed's highest load is at least the target
-    return together(configuration, replicas, seeds).mean * _EQUAL >= target
+    return together(configuration, seeds).mean * _EQUAL >= target
 
 
 def guessed(configuration: Configuration, capacity: float) -> tuple[int, int]:
     """Replicas for the target if they did not share it, and the most to try: where twice as many fail, more do."""
     guess = max(1, math.ceil(configuration.target / capacity * (1 - configuration.search.tolerance)))
-    return guess, min(max(2 * guess, guess + 2), configuration.search.most_gpus // configuration.served.tensor_parallel)
+    return guess, min(max(2 * guess, guess + 2), configuration.most_replicas)
 
 
-def _mean_refused(configuration: Configuration, replicas: int, seeds: Sequence[int]) -> bool:
+def _mean_refused(configuration: Configuration, seeds: Sequence[int]) -> bool:
     """Whether some seed loses requests, or the mean over seeds misses a target."""
-    rows = [configuration.sample(configuration.target, seed, replicas).row for seed in seeds]
+    rows = [configuration.sample(configuration.target, seed).row for seed in seeds]
     row = dict(rows[0])
     for name in ("oom_failed", "rejected"):
         row[name] = max(int(each[name] or 0) for each in rows)
@@ -252,32 +229,29 @@ def _mean_refused(configuration: Configuration, replicas: int, seeds: Sequence[i
     return refusal(row, configuration.goal) is not None
 
 
-def statistics(
-    configuration: Configuration, replicas: int, seeds: Sequence[int],
-    drawn: Sequence[Draw] = (),
-) -> dict[str, Estimate]:  # fmt: skip
+def statistics(configuration: Configuration, seeds: Sequence[int], drawn: Sequence[Draw] = ()) -> dict[str, Estimate]:
     """Every statistic of the goal at the target, and the goodput. A time has no bound where a draw is unstable."""
-    target = configuration.target
-    names = dict.fromkeys([*configuration.goal.slo, *(["goodput_rps"] if configuration.judges else [])])
+    target, slo = configuration.target, configuration.goal.slo
+    names = dict.fromkeys([*slo, *(["goodput_rps"] if judges(configuration.scenario) else [])])
 
     def of(seed: int, draw: Draw | None = None) -> dict[str, float | None]:
-        found = configuration.sample(target, seed, replicas, draw)
-        statistics = {name: known(found.row, name) for name in configuration.goal.slo}
+        found = configuration.sample(target, seed, draw)
         # Good requests a second of those that come: over the makespan the ramp and the drain would count too.
-        share, rate = found.good_share, configuration.rate(target, seed, replicas)
-        return {**statistics, "goodput_rps": None if share is None or rate is None else share * rate}
+        share, rate = found.good_share, configuration.rate(target, seed)
+        goodput = None if share is None or rate is None else share * rate
+        return {name: known(found.row, name) for name in slo} | {"goodput_rps": goodput}
 
     pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for at, draw in enumerate(drawn):
         seed = seeds[at % len(seeds)]
         here, there = of(seed), of(seed, draw)
-        refused = configuration.test(target, seed, replicas, draw)
+        refused = configuration.test(target, seed, draw)
         unstable = refused is not None and refused.why is Why.UNSTABLE
-        unstable = unstable or target > configuration.ceiling(seed, replicas, draw)
+        unstable = unstable or target > configuration.ceiling(seed, draw)
         for name in names:
             with_profile, with_draw = here[name], there[name]
             if with_profile is not None and with_draw is not None:
-                endless = unstable and not at_least(name) and name in configuration.goal.slo
+                endless = unstable and name in slo and not at_least(name)
                 pairs[name].append((with_profile, math.inf if endless else with_draw))
     found = {}
     for name in names:

@@ -29,7 +29,7 @@ from servecast.cost.fitted import COEFFICIENTS
 from servecast.cost.profile import PROBABILITIES, Profile, TabulatedProfile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from servecast.cost.model import CostModel
     from servecast.cost.profile import ProfileFile
@@ -45,9 +45,14 @@ class Estimate(NamedTuple):
     low: float | None = None
     high: float | None = None
 
+    def each(self, change: Callable[[float], float]) -> Estimate:
+        """The estimate with its value and its ends changed by a function that grows."""
+        low, high = (None if end is None else change(end) for end in (self.low, self.high))
+        return Estimate(change(self.value), low, high)
+
     def over(self, share: float) -> Estimate:
         """The estimate divided by a number above 0."""
-        return Estimate(*(None if end is None else end / share for end in self))  # type: ignore[arg-type]
+        return self.each(lambda end: end / share)
 
     def inverse(self, factor: float) -> Estimate:
         """``factor`` / value: what falls as the value grows, as dollars a token do with the rate."""
@@ -94,10 +99,8 @@ def _coefficients(profile: Profile, cost: CostModel, count: int, rng: np.random.
     values, vectors = np.linalg.eigh(covariance / np.outer(scale, scale))
     around = rng.standard_normal((count, len(scale))) @ (np.sqrt(np.maximum(values, 0)) * vectors).T * scale
     fitted: Any = cost
-    names = tuple(COEFFICIENTS)
-    mean = np.array([getattr(fitted, name) for name in names])
-    drawn = np.maximum(mean + around, 0.0)
-    return [replace(fitted, **dict(zip(names, row.tolist(), strict=True))) for row in drawn]
+    drawn = np.maximum([getattr(fitted, name) for name in COEFFICIENTS] + around, 0.0)
+    return [replace(fitted, **dict(zip(COEFFICIENTS, row.tolist(), strict=True))) for row in drawn]
 
 
 def _residual(profile: Profile, busy: Mapping[str, float], rank: float) -> float:
@@ -113,20 +116,17 @@ def _residual(profile: Profile, busy: Mapping[str, float], rank: float) -> float
 
 def _left_out(profile: TabulatedProfile, ranks: np.ndarray[Any, Any]) -> list[float]:
     """Factors whose spread is that of the left-out points of whole steps, or else of the worst operator."""
+    from statistics import NormalDist
+
     steps = [error for error in profile.held_out if error.operator == "whole step" and error.along == "all"]
     judged = steps or list(profile.held_out)
     if not judged:
         return [1.0] * len(ranks)
     worst = max(judged, key=lambda error: error.p95)
     bias = worst.signed_mean if steps else 0.0
-    sigma = math.log1p(worst.p95) / _normal_quantile(0.975)
-    return [math.exp(sigma * _normal_quantile(float(rank))) / (1 + bias) for rank in ranks]
-
-
-def _normal_quantile(rank: float) -> float:
-    from statistics import NormalDist
-
-    return NormalDist().inv_cdf(rank)
+    quantile = NormalDist().inv_cdf
+    sigma = math.log1p(worst.p95) / quantile(0.975)
+    return [math.exp(sigma * quantile(float(rank))) / (1 + bias) for rank in ranks]
 
 
 def estimate(

@@ -32,8 +32,8 @@ def write(compared: Comparison, out: Path, figures: Sequence[str] = (), *, as_cs
 
     Raises InputError: the folder cannot be written, or what is there holds no results.
     """
-    target = out / f"{compared.setting.scenario.name}-compared"
-    scenario = seen_from(target.resolve(), _as_it_ran(compared))
+    target = out / f"{compared.scenario.name}-compared"
+    scenario = seen_from(target.resolve(), resolved(compared.scenario))
     with replacing(target) as folder:
         drawn = charts(compared)
         tables = {"summary": compared.table, "requests": compared.requests}
@@ -47,20 +47,13 @@ def document(compared: Comparison, page: Path) -> dict[str, Any]:
     """What ``--json`` prints; every row has every key, and what is not known is NaN or None."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "name": compared.setting.scenario.name,
+        "name": compared.scenario.name,
         "folder": page.parent,
         "report": page,
         "verdict": str(verdict(compared)),
         "notes": words.settings(compared),
         "rows": compared.table.to_dict("records"),
     }
-
-
-def _as_it_ran(compared: Comparison) -> dict[str, Any]:
-    """The resolved scenario, with the network that was used."""
-    data = resolved(compared.setting.scenario)
-    data["workload"]["network"] = compared.setting.network._asdict()
-    return data
 
 
 def _page(compared: Comparison, scenario: Mapping[str, Any], drawn: Sequence[Chart], files: Sequence[str]) -> str:

@@ -75,7 +75,9 @@ def _verdicts(compared: Comparison) -> Table:
 
 def settings(compared: Comparison) -> tuple[str, ...]:
     """What was assumed, a sentence each: where the host's times come from among it."""
-    scenario, network = compared.setting.scenario, compared.setting.network
+    scenario = compared.scenario
+    network = scenario.workload.network
+    assert network is not None
     policy = scenario.policies[0]
     cap = scenario.workload.max_in_flight
     first = (
@@ -89,7 +91,7 @@ def settings(compared: Comparison) -> tuple[str, ...]:
         steps = f", {1e3 * host.step_s:.3f} ms of host time a step" if host.step_s else ""
         lines.append(
             f"Fitted on the {host.part} of {host.source} ({host.requests:,} requests): "
-            f"{1e3 * host.network.total_s:.2f} ms up and down together{steps}"
+            f"{1e3 * host.network_s:.2f} ms up and down together{steps}"
         )
     if not compared.judged.all():
         lines.append(f"{int(compared.judged.sum()):,} of {len(compared.recorded):,} requests are judged")

@@ -58,7 +58,7 @@ def text(plan: Plan, basis: Basis) -> str:
         "servecast": servecast.__version__,
         "verdict": str(verdict(plan)),
         **plan.data(),
-        "step_errors": {rest.name: step_error(rest.profile) for rest in basis.rests},
+        "step_errors": {name: step_error(profile) for name, profile in basis.rests.items()},
         "scenario": basis.scenario,
     }
     return dumps(data, indent=1)

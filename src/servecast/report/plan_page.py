@@ -40,7 +40,7 @@ def page(plan: Plan, options_csv: bytes, basis: Basis | None = None) -> str:
         kicker="Capacity plan",
         verdict=said,
         tiles=list(_tiles(plan)),
-        notes=[*(step_error(rest.profile) for rest in basis.rests[:1]), *plan.notes],
+        notes=[*(step_error(profile) for profile in list(basis.rests.values())[:1]), *plan.notes],
         sections=[
             Section("options", "Configurations", "Configurations", _configurations(first, legend, options_csv)),
             *_evidence(plan, others),
@@ -88,12 +88,12 @@ def _trust(plan: Plan, basis: Basis) -> str:
     beyond = list(dict.fromkeys(option.beyond for option in plan_tables.standing(plan) if option.beyond))
     if beyond:
         parts.append("<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in beyond) + "</ul>")
-    for place, each in enumerate(basis.rests):
+    for place, (name, profile) in enumerate(basis.rests.items()):
         if place == 0:
-            html = trusted(each.profile, calibrated=each.profile is not None, device=each.name)
-            parts.append(f"<h3>{escape(each.name)}</h3>{html}")
+            html = trusted(profile, calibrated=profile is not None, device=name)
+            parts.append(f"<h3>{escape(name)}</h3>{html}")
         else:
-            parts.append(f"<h3>{escape(each.name)}</h3><p>{escape(step_error(each.profile))}</p>")
+            parts.append(f"<h3>{escape(name)}</h3><p>{escape(step_error(profile))}</p>")
     return "".join(parts)
 
 
@@ -105,8 +105,8 @@ def _tiles(plan: Plan) -> Iterator[tuple[str, str]]:
     yield gpus(best, best.replicas), f"for {number(best.target)} {best.unit}"
     if best.usd_for_target is not None:
         yield f"${best.usd_for_target:,.2f}", "an hour for the target"
-    if (output := best.usd_per_mtok_at_target.get("output")) is not None:
-        yield f"${number(output)}", "per million output tokens, at the target"
+    if (output := best.usd_at_target.get("output")) is not None:
+        yield f"${number(output.value)}", "per million output tokens, at the target"
     yield number(best.capacity.value), f"{best.unit} at most, within the targets"
     if plan.headroom is not None:
         yield signed(plan.headroom.value), "headroom over the target"

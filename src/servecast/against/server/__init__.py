@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from servecast.against.server.command import compared
 from servecast.against.server.compared import Comparison
-from servecast.against.server.forecast import Setting, load
-from servecast.against.server.host import Host
+from servecast.against.server.forecast import Host, load
 from servecast.against.server.observed import Observed
 
-__all__ = ["Comparison", "Host", "Observed", "Setting", "compared", "load"]
+__all__ = ["Comparison", "Host", "Observed", "compared", "load"]

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from servecast.against.server.compared import Comparison
-from servecast.against.server.forecast import Setting, forecast, load
-from servecast.against.server.host import first_third, fit
+from servecast.against.server.forecast import first_third, fit, forecast, load, with_network
 from servecast.against.server.observed import recorded, same_requests
 from servecast.errors import InputError
 from servecast.run.extrapolation import farthest
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from servecast.against.server.forecast import Forecast
-    from servecast.against.server.host import Host
     from servecast.against.server.observed import Observed
+    from servecast.scenario import Scenario
 
 _TWINS = {"patched": "vanilla", "vanilla": "patched"}
 _TWIN = re.compile(r"-(patched|vanilla)(?=\.)")
@@ -56,68 +55,61 @@ def compared(
             raise InputError(name, f"{share:g} is no such share: give a fraction, like 0.05 for 5 %")
     if host_steps and host_from is None:
         raise InputError("--host-steps", "nothing says which run to fit it on: name one with --host-from")
-    setting = load(scenario, overrides, recording)
-    trace = setting.recording
-    if trace is None:
+    settled = load(scenario, overrides, recording)
+    if settled.workload.trace is None:
         raise InputError("RECORDED", "no recording is named, and the scenario has no trace: give a file")
+    trace = settled.workload.trace.build()
     requests, notes = recorded(trace)
     file = Path(trace.path)
-    judged = _window(setting, requests)
+    judged = _window(settled, requests)
     host, beside = None, tuple[str, ...]()
     if host_from is not None:
-        host, setting, judged, beside = _with_host(setting, file, requests, host_from, host_steps, judged)
+        own = host_from.resolve() == file.resolve()
+        other, theirs = (requests, ()) if own else recorded(host_from, f"--host-from {host_from}")
+        beside = tuple(f"{host_from.name}: {note}." for note in theirs)
+        host = fit(settled, other, part="first third" if own else "whole", steps=host_steps)
+        host = host._replace(source=host_from.name)
+        settled = with_network(settled, host.network_s / 2, host.network_s / 2)
+        if own:
+            judged = judged & ~first_third(requests)
+        if not judged.any():
+            problem = f"{host_from} has nothing after its first third to judge: fit on another run"
+            raise InputError("--host-from", problem)
     step_s = 0.0 if host is None else host.step_s
-    made = forecast(setting, requests, host_step_s=step_s)
-    around = [
-        forecast(setting, requests, step_time_scale=scale, host_step_s=step_s).seen
-        for scale in ((1 - band, 1 + band) if band else ())
-    ]
+    made = forecast(settled, requests, host_step_s=step_s)
+    shorter, longer = (
+        forecast(settled, requests, step_time_scale=scale, host_step_s=step_s).seen if band else None
+        for scale in (1 - band, 1 + band)
+    )
     found, beside_it = _twin(file, requests, twin)
     return Comparison(
-        setting,
+        settled,
         requests,
         made,
         judged,
         margin,
-        band=(band, around[0], around[1]) if band else None,
+        band=None if shorter is None or longer is None else (band, shorter, longer),
         twin=found,
         host=host,
-        notes=(*(f"Recording: {note}." for note in notes), *beside, *beside_it, *_extrapolated(setting, made)),
+        notes=(*(f"Recording: {note}." for note in notes), *beside, *beside_it, *_extrapolated(settled, made)),
     )
 
 
-def _window(setting: Setting, requests: Observed) -> NDArray[np.bool_]:
+def _window(scenario: Scenario, requests: Observed) -> NDArray[np.bool_]:
     """Which requests the scenario's warm-up and cool-down leave."""
-    scenario, arrival = setting.scenario, requests.arrival_s
+    arrival = requests.arrival_s
     start, end = scenario.warmup_s or 0.0, float(arrival[-1]) - (scenario.cooldown_s or 0.0)
     chosen: NDArray[np.bool_] = (arrival >= start) & (arrival <= end)
     if not chosen.any():
-        raise InputError(
-            "scenario.warmup_s", f"from {start:g} s to {end:g} s no request of the recording arrives; shorten them"
-        )
+        problem = f"from {start:g} s to {end:g} s no request of the recording arrives; shorten them"
+        raise InputError("scenario.warmup_s", problem)
     return chosen
-
-
-def _with_host(
-    setting: Setting, file: Path, requests: Observed, host_from: Path, steps: bool, judged: NDArray[np.bool_]
-) -> tuple[Host, Setting, NDArray[np.bool_], tuple[str, ...]]:
-    """The host's times, the setting with them, the requests that are left to judge, and notes on the other file."""
-    own = host_from.resolve() == file.resolve()
-    other, notes = (requests, ()) if own else recorded(host_from, f"--host-from {host_from}")
-    host = fit(setting, other, part="first third" if own else "whole", steps=steps)
-    host = host._replace(source=host_from.name)
-    if own:
-        judged = judged & ~first_third(requests)
-        if not judged.any():
-            raise InputError(
-                "--host-from", f"{host_from} has nothing after its first third to judge: fit on another run"
-            )
-    return host, setting._replace(network=host.network), judged, tuple(f"{host_from.name}: {note}." for note in notes)
 
 
 def _twin(file: Path, requests: Observed, named: Path | None) -> tuple[tuple[str, Observed] | None, list[str]]:
     """The twin with its name, and a note where one was found that is none."""
-    path = named or _beside(file)
+    beside = file.with_name(_TWIN.sub(lambda match: f"-{_TWINS[match[1]]}", file.name))
+    path = named or (beside if beside.name != file.name and beside.is_file() else None)
     if path is None:
         return None, []
     other = recorded(path, f"--twin {path}" if named else "")[0]
@@ -129,15 +121,9 @@ def _twin(file: Path, requests: Observed, named: Path | None) -> tuple[tuple[str
     return None, [f"{path.name} is no twin of the recording: {problem}."]
 
 
-def _beside(file: Path) -> Path | None:
-    name = _TWIN.sub(lambda match: f"-{_TWINS[match[1]]}", file.name)
-    twin = file.with_name(name)
-    return twin if name != file.name and twin.is_file() else None
-
-
-def _extrapolated(setting: Setting, made: Forecast) -> Iterator[str]:
-    beyond = farthest(made.run, serving(setting.scenario).cost)
+def _extrapolated(scenario: Scenario, made: Forecast) -> Iterator[str]:
+    beyond = farthest(made.run, serving(scenario).cost)
     if beyond is not None:
-        where = f"by a factor of up to {beyond.factor:.1f} in {beyond.field}" if beyond.field else ""
-        kind = "some steps are of a kind that was never measured" if beyond.unmeasured else ""
-        yield f"Extrapolated beyond the measured steps: {', '.join(part for part in (where, kind) if part)}."
+        where = [f"by a factor of up to {beyond.factor:.1f} in {beyond.field}"] if beyond.field else []
+        kind = ["some steps are of a kind that was never measured"] if beyond.kinds else []
+        yield f"Extrapolated beyond the measured steps: {', '.join(where + kind)}."

@@ -3,18 +3,24 @@
 All errors are signed and relative, (simulated - recorded) / recorded. Percentiles are numpy's linear ones. A row of
 ``statistic`` mean also says how single requests are met (median and 90th percentile of their unsigned relative errors),
 how far the distributions are apart (Kolmogorov-Smirnov), and whether the means are equivalent within the margin.
+
+*Equivalence* is shown, not assumed: two one-sided t tests (Schuirmann 1987) reject "off by the margin or more" on
+either side; this is the same as the 90 % interval of the error lying within the margin. Latencies of requests that were
+served together are not independent, so the tests see means of consecutive requests (batch means, Law and Kelton): 30 of
+them.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from itertools import product
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
 import numpy as np
 
 from servecast.against.server.observed import LATENCIES, CountedFrom
-from servecast.against.server.statistics import batch_means, ks_distance, tost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,15 +28,17 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-    from servecast.against.server.forecast import Forecast, Setting
-    from servecast.against.server.host import Host
+    from servecast.against.server.forecast import Forecast, Host
     from servecast.against.server.observed import Observed
+    from servecast.scenario import Scenario
 
 PERCENTILES: Final = (50, 90, 99)
 _SHORT_TTFT_S: Final = 1.0
 WHOLE: Final = "all"
 _SHORT: Final = "TTFT under 1 s"
 _JUDGED: Final = "judged"
+_BATCHES: Final = 30
+_SIGNIFICANCE: Final = 0.05
 
 Row = dict[str, Any]
 
@@ -45,7 +53,7 @@ class Comparison:
     twin : another recording of the same requests on a like server: how far two real runs are apart
     """
 
-    setting: Setting
+    scenario: Scenario
     recorded: Observed
     forecast: Forecast
     judged: NDArray[np.bool_]
@@ -112,23 +120,17 @@ class Comparison:
             yield _SHORT, short
 
     def _latency_rows(self) -> Iterator[Row]:
-        for counted_from in CountedFrom.__args__:  # type: ignore[attr-defined]
-            for group, chosen in self._groups():
-                for name in LATENCIES:
-                    if name != "tpot_s" or counted_from == "send":
-                        yield from self._of(name, counted_from, group, chosen)
-
-    def _of(self, name: str, counted_from: CountedFrom, group: str, chosen: NDArray[np.bool_]) -> Iterator[Row]:
-        chosen = chosen & ~np.isnan(self.recorded.latency(name, counted_from))
-        runs = {run: seen.latency(name, counted_from)[chosen] for run, seen in self._runs().items()}
-        values = {run: _statistics(latencies) for run, latencies in runs.items()}
-        if not chosen.any():
-            return
-        for statistic in values["recorded"]:
-            row: Row = {"counted_from": counted_from, "requests": group, "count": int(chosen.sum())}
-            row |= {"metric": name, "statistic": statistic}
-            row |= self._side_by_side({run: values[run][statistic] for run in runs})
-            yield row | (self._verdict(runs) if statistic == "mean" else {})
+        for counted_from, (group, some), name in product(get_args(CountedFrom), self._groups(), LATENCIES):
+            chosen = some & ~np.isnan(self.recorded.latency(name, counted_from))
+            if (name == "tpot_s" and counted_from != "send") or not chosen.any():
+                continue
+            runs = {run: seen.latency(name, counted_from)[chosen] for run, seen in self._runs().items()}
+            values = {run: _statistics(latencies) for run, latencies in runs.items()}
+            for statistic in values["recorded"]:
+                row: Row = {"counted_from": counted_from, "requests": group, "count": int(chosen.sum())}
+                row |= {"metric": name, "statistic": statistic}
+                row |= self._side_by_side({run: values[run][statistic] for run in runs})
+                yield row | (self._verdict(runs) if statistic == "mean" else {})
 
     def _runs(self) -> dict[str, Observed]:
         runs = {"recorded": self.recorded, "simulated": self.simulated}
@@ -171,10 +173,54 @@ class Comparison:
 
 
 def _statistics(values: NDArray[np.float64]) -> dict[str, float]:
-    """Mean and percentiles of some requests' latencies; empty for none."""
-    if not len(values):
-        return {}
-    ranked = np.percentile(values, PERCENTILES)
-    return {"mean": float(values.mean())} | {
-        f"p{rank}": float(value) for rank, value in zip(PERCENTILES, ranked, strict=True)
-    }
+    """Mean and percentiles of some requests' latencies."""
+    ranked = np.percentile(values, PERCENTILES).tolist()
+    return {"mean": float(values.mean())} | {f"p{rank}": value for rank, value in zip(PERCENTILES, ranked, strict=True)}
+
+
+class _Tost(NamedTuple):
+    """Outcome of the two tests: ``low .. high`` is the 90 % interval of the mean, ``p_value`` the larger of the two."""
+
+    mean: float
+    low: float
+    high: float
+    p_value: float
+
+    @property
+    def equivalent(self) -> bool:
+        """Whether a difference of the margin or more is rejected at the 5 % level."""
+        return self.p_value < _SIGNIFICANCE
+
+
+def tost(differences: NDArray[np.float64], margin: float) -> _Tost | None:
+    """Two one-sided t tests of mean ``differences`` (n,) against -margin and +margin; None for fewer than two."""
+    from scipy.special import stdtr, stdtrit
+
+    count = len(differences)
+    if count < 2:
+        return None
+    mean = float(differences.mean())
+    error = float(differences.std(ddof=1)) / math.sqrt(count)
+    if error == 0.0:
+        return _Tost(mean, mean, mean, 0.0 if abs(mean) < margin else 1.0)
+    freedom = count - 1
+    above, below = (mean + margin) / error, (mean - margin) / error
+    p_value = max(float(stdtr(freedom, -above)), float(stdtr(freedom, below)))
+    half = float(stdtrit(freedom, 1 - _SIGNIFICANCE)) * error
+    return _Tost(mean, mean - half, mean + half, p_value)
+
+
+def batch_means(values: NDArray[np.float64], batches: int = _BATCHES) -> NDArray[np.float64]:
+    """Means of ``batches`` runs of consecutive values, of as many as there are values if those are fewer."""
+    count = min(batches, len(values))
+    return np.array([part.mean() for part in np.array_split(values, count)]) if count else np.empty(0)
+
+
+def ks_distance(one: NDArray[np.float64], other: NDArray[np.float64]) -> float | None:
+    """Kolmogorov-Smirnov: the largest vertical distance of the two distributions, 0 to 1; None if one is empty."""
+    from scipy import stats
+
+    if not len(one) or not len(other):
+        return None
+    with np.errstate(divide="ignore"):  # in its p-value, which nobody reads
+        return float(stats.ks_2samp(one, other, method="asymp").statistic)
