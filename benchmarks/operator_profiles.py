@@ -103,11 +103,20 @@ def _host(plan: Made) -> Host:
         return host.unknown()
     if plan.host == "h100":
         found = h100_host()
-        return found if plan.name == "h100-qwen3-14b-ops" else host.taken_from(found, H100_RUN)
+        return found if plan.name == "h100-qwen3-14b-ops" else taken_from(found, H100_RUN)
     tables = "rtx_pro_6000_server-vllm0.19.0" if plan.host == "rtx-kernels" else "rtxpro6000-llama-3.1-8b-tp1-vllm0.19"
     found = rtx_host(tables)
     own = plan.device == "rtx-pro-6000" and plan.model == "llama-3.1-8b"
-    return found if own else host.taken_from(found, RTX_RUN)
+    return found if own else taken_from(found, RTX_RUN)
+
+
+def taken_from(found: Host, whose: str) -> Host:
+    """The overhead of another run or model of the same engine: the value, but no longer known."""
+    borrowed = {"how": f"taken from {whose}", "identified": False, "low": 0.0}
+    return host.Host(
+        found.step_s.model_copy(update={**borrowed, "high": max(host.MOST_S, found.step_s.high)}),
+        found.row_s.model_copy(update=borrowed),
+    )
 
 
 @cache

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servecast.batch import StepShape, causal_pairs
-from servecast.cost.domain import Domain
 from servecast.cost.fitted import FittedCost, Window, smooth_maximum
+from servecast.cost.model import Domain
 from servecast.errors import InputError
 
 PLAIN = FittedCost(0.0104, 3.95e-5, 1.22e-9, 6.1e-8, 4.2e-5, 6.5e-4)

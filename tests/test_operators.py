@@ -380,14 +380,16 @@ class TestHost:
         found = host.from_steps(profile.cost(), self.steps(profile.cost(), step_s - 1e-3, row_s - 1e-4), "here")
         assert min(found.step_s.value, found.row_s.value) >= 0
 
-    def test_rows_all_alike_leave_it_to_the_step(self):
-        found = host.from_excess(np.full(50, 1e-3), np.ones(50), np.full(50, 4.0), np.ones(50), "here")
+    def test_rows_all_alike_leave_it_to_the_step(self, layers):
+        cost = fit(layers).cost()
+        shape = StepShape(0, 0, 0, 0, 4, 400, 100)
+        seconds = cost.durations(shape, 1)[0] + 1e-3
+        steps = from_frame(pd.DataFrame([{**shape._asdict(), "seconds": seconds}] * 50))
+        found = host.from_steps(cost, steps, "here")
         assert found.step_s.value + 4 * found.row_s.value == pytest.approx(1e-3)
 
-    def test_given_unknown_and_borrowed_say_so(self):
+    def test_given_and_unknown_say_so(self):
         assert not host.unknown().step_s.identified
         assert host.unknown().step_s.high == host.MOST_S
-        borrowed = host.taken_from(host.given(2e-3), "an H100")
-        assert borrowed.step_s.value == 2e-3 and borrowed.step_s.low == 0 and "an H100" in borrowed.step_s.how
         with pytest.raises(InputError, match="at least 0"):
             host.given(-1.0)

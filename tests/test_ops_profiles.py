@@ -77,6 +77,18 @@ def errors(name, run, ttft, e2e, rows=slice(None)):
     return found
 
 
+def making_of_profiles():
+    spec = importlib.util.spec_from_file_location("operator_profiles", ROOT / "benchmarks" / "operator_profiles.py")
+    making = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(making)
+    return making
+
+
+def test_a_borrowed_overhead_says_so():
+    borrowed = making_of_profiles().taken_from(host.given(2e-3), "an H100")
+    assert borrowed.step_s.value == 2e-3 and borrowed.step_s.low == 0 and "an H100" in borrowed.step_s.how
+
+
 class TestAgainstRecordedRuns:
     @pytest.mark.parametrize(
         "name",
@@ -204,9 +216,7 @@ class TestShipped:
     def test_it_is_what_the_tables_give(self, name):
         if not (SHARED / "measured/ops").is_dir():
             pytest.skip(f"no operator tables under {SHARED}: set SERVECAST_SHARED")
-        spec = importlib.util.spec_from_file_location("operator_profiles", ROOT / "benchmarks" / "operator_profiles.py")
-        making = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(making)
+        making = making_of_profiles()
         shipped = profiles.load(name)
         plan = next(plan for plan in making.PLAN if plan.name == name)
         assert making.make(plan, overhead=host.unknown()).tables == shipped.tables

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from servecast.batch import StepShape
 from servecast.cost.curves import Curve, Surface, curve, left_out, surface
-from servecast.cost.domain import Domain
+from servecast.cost.model import Domain
 from servecast.cost.tabulated import TabulatedCost
 from servecast.errors import InputError
 

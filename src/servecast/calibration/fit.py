@@ -14,9 +14,8 @@ from servecast.batch import StepShape
 from servecast.calibration import solve
 from servecast.calibration.steps import Steps, from_frame, read
 from servecast.cost import physics
-from servecast.cost.domain import Domain
 from servecast.cost.fitted import COEFFICIENTS
-from servecast.cost.model import STEP_KINDS, StepKind, step_kind
+from servecast.cost.model import STEP_KINDS, Domain, StepKind, step_kind
 from servecast.cost.profile import (
     PROBABILITIES,
     Coefficient,

@@ -20,11 +20,7 @@ import numpy as np
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    import numpy.typing as npt
-
-    Floats = npt.NDArray[np.float64]
+    from collections.abc import Iterable
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +60,15 @@ class Curve:
         if tolerance <= 0 or len(self.knots) < 3:
             return self
         knots, seconds = np.array(self.knots), np.array(self.seconds)
+
+        def straight(start: int, end: int) -> bool:
+            inner = seconds[start + 1 : end]
+            line = np.interp(knots[start + 1 : end], knots[[start, end]], seconds[[start, end]])
+            return bool((np.abs(line - inner) <= tolerance * inner).all())
+
         kept = [0]
         while kept[-1] < len(knots) - 1:
-            start = kept[-1]
-            kept.append(
-                max(end for end in range(start + 1, len(knots)) if _straight(knots, seconds, start, end, tolerance))
-            )
+            kept.append(max(end for end in range(kept[-1] + 1, len(knots)) if straight(kept[-1], end)))
         return Curve(tuple(knots[kept].tolist()), tuple(seconds[kept].tolist()))
 
 
@@ -109,13 +108,13 @@ class Surface:
         return Curve(tuple(knots), tuple(self.at(outer, knot) for knot in knots))
 
 
-def surface(points: Iterable[tuple[float, float, float]], tolerance: float = 0.0) -> Surface:
-    """The surface through points (outer, inner, seconds), one curve for each outer position, thinned."""
+def surface(points: Iterable[tuple[float, float, float]]) -> Surface:
+    """The surface through points (outer, inner, seconds), one curve for each outer position."""
     rows: dict[float, dict[float, float]] = {}
     for outer, inner, seconds in points:
         rows.setdefault(float(outer), {})[float(inner)] = float(seconds)
     positions = tuple(sorted(rows))
-    return Surface(positions, tuple(curve(rows[position].items()).thinned(tolerance) for position in positions))
+    return Surface(positions, tuple(curve(rows[position].items()) for position in positions))
 
 
 def curve(points: Iterable[tuple[float, float]]) -> Curve:
@@ -132,12 +131,3 @@ def left_out(of: Curve) -> list[float]:
     share = (knots[1:-1] - knots[:-2]) / (knots[2:] - knots[:-2])
     errors: list[float] = ((seconds[:-2] * (1 - share) + seconds[2:] * share) / seconds[1:-1] - 1).tolist()
     return errors
-
-
-def _straight(knots: Floats, seconds: Floats, start: int, end: int, tolerance: float) -> bool:
-    inside: Sequence[int] = range(start + 1, end)
-    if not len(inside):
-        return True
-    line = np.interp(knots[start + 1 : end], knots[[start, end]], seconds[[start, end]])
-    inner = seconds[start + 1 : end]
-    return bool((np.abs(line - inner) <= tolerance * inner).all())

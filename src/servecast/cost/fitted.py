@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from servecast.cost.domain import Domain, Extrapolation
+from servecast.cost.model import Domain, Measured
 from servecast.errors import InputError
 from servecast.specs.model import cached_in_window, pairs_in_window
 
@@ -56,7 +56,7 @@ class Window(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FittedCost:
+class FittedCost(Measured):
     """Step times from fitted coefficients (all >= 0; units in `COEFFICIENTS`).
 
     sharpness : p of the smooth maximum
@@ -93,25 +93,16 @@ class FittedCost:
                 self.name, "step time must be > 0: weight_read_s, token_s, row_s and step_s are all 0; fit again"
             )
 
-    @property
-    def calibrated(self) -> bool:
-        """Measured steps stand behind it."""
-        return True
-
     def seconds(self, shape: StepShape) -> Scalars:
-        scalar = not any(isinstance(v, np.ndarray) for v in shape)
-        if scalar:
+        if not any(isinstance(v, np.ndarray) for v in shape):
             return self.durations(shape, 1)[0]
-        rows = np.asarray(shape.prefill_rows) + shape.decode_rows
-        pairs = self.pairs_computed(shape)
-        context = self.context_read(shape)
         tokens = np.asarray(shape.prefill_tokens, dtype=float) + shape.decode_rows
         return (
             self.step_s
             + smooth_maximum(self.weight_read_s * self.weights_read(tokens), self.token_s * tokens, self.sharpness)
-            + self.pair_s * pairs
-            + self.context_s * context
-            + self.row_s * rows
+            + self.pair_s * self.pairs_computed(shape)
+            + self.context_s * self.context_read(shape)
+            + self.row_s * (np.asarray(shape.prefill_rows) + shape.decode_rows)
         )
 
     def durations(self, shape: StepShape, iterations: int) -> tuple[float, float, int]:
@@ -127,12 +118,6 @@ class FittedCost:
         if pairs:
             base += self.pair_s * pairs
         return base, context_s * decode_rows, iterations
-
-    def extrapolated(self, shape: StepShape) -> Scalars:
-        return self.domain.extrapolated(shape)
-
-    def extrapolation(self, shape: StepShape) -> Extrapolation:
-        return self.domain.extrapolation(shape)
 
     def _remember(self, tokens: int) -> float:
         """Constant and matmul term of a step of so many tokens [s]."""
@@ -165,8 +150,7 @@ class FittedCost:
     def _windowed_durations(self, shape: StepShape, base: float, iterations: int) -> tuple[float, float, int]:
         """The affine piece up to the iteration in which the next window fills."""
         rows, context = shape.decode_rows, shape.decode_context
-        growing = 1.0
-        count = iterations
+        growing, count = 1.0, iterations
         for share, limit in self.windows:
             left = rows * (limit - 1) - context  # tokens until the window of the average row is full
             if left > 0:

@@ -62,17 +62,6 @@ def unknown() -> Host:
     return given((LEAST_S + MOST_S) / 2, how="stated: the middle of what recorded engines show (0 to 1.2 ms a step)")
 
 
-def taken_from(host: Host, whose: str) -> Host:
-    """The overhead of another run or model of the same engine: the value, but no longer known."""
-    how = f"taken from {whose}"
-    return Host(
-        host.step_s.model_copy(
-            update={"how": how, "identified": False, "low": 0.0, "high": max(MOST_S, host.step_s.high)}
-        ),
-        host.row_s.model_copy(update={"how": how, "identified": False, "low": 0.0}),
-    )
-
-
 def from_steps(kernels: TabulatedCost, steps: Steps, how: str, seed: int = 0) -> Host:
     """Fit the overhead to measured steps, against ``kernels`` (whose own overhead is taken off).
 
@@ -81,26 +70,18 @@ def from_steps(kernels: TabulatedCost, steps: Steps, how: str, seed: int = 0) ->
     rows = np.asarray(steps.shape.prefill_rows, dtype=float) + steps.shape.decode_rows
     predicted = np.asarray(kernels.seconds(steps.shape), dtype=float)
     missing = steps.seconds - predicted + kernels.step_s + kernels.row_s * rows
-    return from_excess(missing, np.ones(len(steps)), rows, steps.seconds, how, seed)
-
-
-def from_excess(missing: Floats, steps: Floats, rows: Floats, scale: Floats, how: str, seed: int = 0) -> Host:
-    """Fit ``missing = step_s steps + row_s rows`` (n,), errors relative to ``scale`` (n,) [s]."""
-    value = _nonnegative(missing / scale, steps / scale, rows / scale)
+    target, columns = missing / steps.seconds, np.column_stack([1 / steps.seconds, rows / steps.seconds])
+    value = _nonnegative(target, columns)
     random = np.random.default_rng(seed)
     stretch = _STRETCH if len(missing) >= 8 * _STRETCH else 1
     starts = np.arange(0, len(missing) - stretch + 1, stretch)
     drawn = []
     for _ in range(_REPLICATES):
         chosen = (random.choice(starts, len(starts))[:, None] + np.arange(stretch)).ravel()
-        drawn.append(
-            _nonnegative(missing[chosen] / scale[chosen], steps[chosen] / scale[chosen], rows[chosen] / scale[chosen])
-        )
+        drawn.append(_nonnegative(target[chosen], columns[chosen]))
     low, high = np.quantile(drawn, (0.05, 0.95), axis=0)
     # Kernels are off by more than their many steps scatter: what they leave of a typical step is not known either.
-    unexplained = float(np.median(np.abs(missing - value[0] * steps - value[1] * rows) / steps))
-
-    margin = unexplained, 0.0
+    margin = float(np.median(np.abs(missing - value[0] - value[1] * rows))), 0.0
     step, row = (
         Coefficient.of(
             value[i], max(0.0, min(value[i], low[i]) - margin[i]), max(value[i], high[i]) + margin[i], unit,
@@ -111,11 +92,10 @@ def from_excess(missing: Floats, steps: Floats, rows: Floats, scale: Floats, how
     return Host(step, row)
 
 
-def _nonnegative(target: Floats, first: Floats, second: Floats) -> tuple[float, float]:
-    """Coefficients of two columns, both at least 0, that make the sum of absolute errors small (weights iterated)."""
+def _nonnegative(target: Floats, columns: Floats) -> tuple[float, float]:
+    """Coefficients of columns (n, 2), at least 0, that make the sum of absolute errors small (weights iterated)."""
     from scipy.optimize import nnls
 
-    columns = np.column_stack([first, second])
     weights = np.ones(len(target))
     for _ in range(_PASSES):
         value = nnls(columns * weights[:, None], target * weights)[0]

@@ -23,23 +23,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from servecast import resources
 from servecast.cost.curves import Curve, Surface
-from servecast.cost.domain import Domain
 from servecast.cost.fitted import COEFFICIENTS, FittedCost, Window
-from servecast.cost.model import StepKind
+from servecast.cost.model import Domain, StepKind
 from servecast.cost.tabulated import PrefillBy, TabulatedCost
 from servecast.errors import InputError
 from servecast.files import write
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
     from servecast.cost.model import CostModel
     from servecast.cost.physics import Physics
-
-#: Version of the file's layout.
-SCHEMA: Final = 1
 
 #: Probabilities at which residuals are kept; the 5 % and 95 % ones bound a 90 % interval of a single step.
 PROBABILITIES: Final = (0.005, 0.05, 0.25, 0.5, 0.75, 0.95, 0.995)
@@ -122,7 +118,7 @@ class Provenance(_Section):
 class ProfileFile(_Section):
     """What every profile tells, whatever its kind: for which model, device and split, and where it holds."""
 
-    schema_version: Literal[1] = SCHEMA
+    schema_version: Literal[1] = 1
     name: str
     model: str
     device: str
@@ -138,23 +134,21 @@ class ProfileFile(_Section):
 
         Raises InputError that names both sides.
         """
-        wanted = {"model": model, "engine.tensor_parallel_size": tensor_parallel, "engine.kv_cache_dtype": kv_dtype}
-        has = {
-            "model": self.model,
-            "engine.tensor_parallel_size": self.tensor_parallel,
-            "engine.kv_cache_dtype": self.kv_dtype,
-        }
-        for place, value in wanted.items():
-            if value != has[place]:
+        for place, value, measured in (
+            ("model", model, self.model),
+            ("engine.tensor_parallel_size", tensor_parallel, self.tensor_parallel),
+            ("engine.kv_cache_dtype", kv_dtype, self.kv_dtype),
+        ):
+            if value != measured:
                 raise InputError(
                     place,
-                    f"{value}, but profile {self.name} was measured with {has[place]}: "
+                    f"{value}, but profile {self.name} was measured with {measured}: "
                     "choose another profile, or `device:` for the datasheet roofline",
                 )
 
 
 class Profile(ProfileFile):
-    """A cost model fitted to measured steps and everything known about it; `cost()` is the model itself."""
+    """A cost model fitted to measured steps and everything known about it."""
 
     coefficients: dict[str, Coefficient]
     sharpness: Coefficient
@@ -168,10 +162,7 @@ class Profile(ProfileFile):
     provenance: Provenance
 
     def cost(self) -> FittedCost:
-        """The cost model, ready to price steps.
-
-        Raises InputError if the coefficients make no step time above 0.
-        """
+        """The cost model. Raises InputError if the coefficients make no step time above 0."""
         return FittedCost(
             **{name: self.coefficients[name].value for name in COEFFICIENTS},
             sharpness=self.sharpness.value,
@@ -221,7 +212,7 @@ class Tables(_Section):
 
 
 class TabulatedProfile(ProfileFile):
-    """A cost model put together of measured operators and everything known about it; `cost()` is the model itself.
+    """A cost model put together of measured operators and everything known about it.
 
     host : ``step_s`` and ``row_s``, what the engine adds to the kernels, each with its interval and how it was come by
     """
@@ -237,20 +228,16 @@ class TabulatedProfile(ProfileFile):
     tables: Tables
 
     def cost(self) -> TabulatedCost:
-        """The cost model, ready to price steps.
-
-        Raises InputError for tables whose knots do not rise, or that hold no time.
-        """
+        """The cost model. Raises InputError for tables whose knots do not rise, or that hold no time."""
         tables = self.tables
         decode = _surface(tables.decode_attention, "decode_attention")
-        mixed = _surface(tables.mixed_attention, "mixed_attention") if tables.mixed_attention else decode
         return TabulatedCost(
             tokens=_curve(tables.tokens, "tokens"),
             sampled=_curve(tables.sampled_rows, "sampled_rows"),
             decode=decode,
             prefill=_surface(tables.prefill_attention, "prefill_attention"),
             prefill_by=tables.prefill_by,
-            mixed=mixed,
+            mixed=_surface(tables.mixed_attention, "mixed_attention") if tables.mixed_attention else decode,
             mixed_tile_s=tables.mixed_tile_s,
             launch_s=tables.launch_s,
             step_s=self.host["step_s"].value,
@@ -264,8 +251,7 @@ def dump(profile: ProfileFile) -> str:
     """The profile as YAML text; the same profile gives the same bytes."""
     import yaml
 
-    data = profile.model_dump(mode="json")
-    return yaml.dump(data, Dumper=_dumper(), sort_keys=False, width=120, allow_unicode=True)
+    return yaml.dump(profile.model_dump(mode="json"), Dumper=_dumper(), sort_keys=False, width=120, allow_unicode=True)
 
 
 def save(profile: ProfileFile, path: str | Path) -> None:
@@ -288,20 +274,19 @@ def load(name_or_path: str | Path) -> Profile | TabulatedProfile:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(str(path), f"is not YAML ({' '.join(str(error).split())})") from error
     if not isinstance(data, dict):
-        raise InputError(
-            str(path), f"holds {type(data).__name__}, not the keys of a profile: write one with servecast fit"
-        )
+        problem = f"holds {type(data).__name__}, not the keys of a profile: write one with servecast fit"
+        raise InputError(str(path), problem)
     try:
         # Through JSON, because there strict validation takes a list for a tuple and nothing else for anything else.
-        text = json.dumps(data, default=str)
         kind = TabulatedProfile if "kind" in data else Profile
-        profile: Profile | TabulatedProfile = kind.model_validate_json(text)
+        profile: Profile | TabulatedProfile = kind.model_validate_json(json.dumps(data, default=str))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         problem = "is no key of a profile: remove it" if first["type"] == "extra_forbidden" else _problem(first)
         raise InputError(f"{path}: {key}", problem) from error
-    _check(profile, path)
+    for key, problem in _problems(profile):
+        raise InputError(f"{path}: {key}", problem)
     return profile
 
 
@@ -330,34 +315,25 @@ def _problem(error: Any) -> str:
     return f"{shown}{error['msg'].lower()}"
 
 
-def _check(profile: Profile | TabulatedProfile, path: Path) -> None:
-    """What types alone cannot say."""
+def _problems(profile: Profile | TabulatedProfile) -> Iterator[tuple[str, str]]:
+    """Key and problem of what types alone cannot say."""
     if isinstance(profile, TabulatedProfile):
-        for name in ("step_s", "row_s"):
-            if name not in profile.host:
-                raise InputError(f"{path}: host.{name}", "is missing: fit again")
-        try:
-            profile.cost()
-        except InputError as error:
-            raise InputError(f"{path}: {error.place}", error.problem) from error
-        return
-    for name in COEFFICIENTS:
-        if name not in profile.coefficients:
-            raise InputError(f"{path}: coefficients.{name}", "is missing: fit again")
-    for name in profile.coefficients:
-        if name not in COEFFICIENTS:
-            raise InputError(f"{path}: coefficients.{name}", "is no coefficient of the model: remove it")
-    size = len(COEFFICIENTS)
-    rows: Sequence[Sequence[float]] = profile.covariance
-    if rows and (len(rows) != size or any(len(row) != size for row in rows)):
-        raise InputError(f"{path}: covariance", f"must be {size} x {size}, in the order of the coefficients")
-    for kind, residual in profile.residuals.items():
-        if len(residual.quantiles) != len(PROBABILITIES):
-            raise InputError(f"{path}: residuals.{kind}.quantiles", f"must hold {len(PROBABILITIES)} numbers")
+        missing = (name for name in ("step_s", "row_s") if name not in profile.host)
+        yield from ((f"host.{name}", "is missing: fit again") for name in missing)
+    else:
+        has, size = profile.coefficients, len(COEFFICIENTS)
+        yield from ((f"coefficients.{name}", "is missing: fit again") for name in COEFFICIENTS if name not in has)
+        strange = (name for name in has if name not in COEFFICIENTS)
+        yield from ((f"coefficients.{name}", "is no coefficient of the model: remove it") for name in strange)
+        if profile.covariance and {len(profile.covariance), *map(len, profile.covariance)} != {size}:
+            yield "covariance", f"must be {size} x {size}, in the order of the coefficients"
+        for kind, residual in profile.residuals.items():
+            if len(residual.quantiles) != len(PROBABILITIES):
+                yield f"residuals.{kind}.quantiles", f"must hold {len(PROBABILITIES)} numbers"
     try:
         profile.cost()
     except InputError as error:
-        raise InputError(f"{path}: coefficients", str(error)) from error
+        yield ("coefficients", str(error)) if isinstance(profile, Profile) else (error.place, error.problem)
 
 
 def _curve(points: _Points, name: str) -> Curve:

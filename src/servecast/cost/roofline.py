@@ -75,7 +75,11 @@ class Roofline:
         derive = object.__setattr__
         derive(self, "_flops", peak_flops(self.model, self.device) * self.compute_efficiency)
         derive(self, "_bandwidth", self.device.bandwidth_Bps * self.bandwidth_efficiency)
-        derive(self, "_reduce_s", self._all_reduce_per_token())
+        share = 2 * (self.tensor_parallel - 1) / self.tensor_parallel
+        message = self.model.hidden * bytes_per_value(self.model.dtype)
+        reduced = 2 * self.model.layers * share * message
+        alone = self.tensor_parallel == 1  # a device may state no interconnect
+        derive(self, "_reduce_s", 0.0 if alone else reduced / self.device.interconnect_Bps)
         derive(self, "_windows", tuple((g.layers, g.window) for g in self.model.groups if g.window is not None))
         derive(self, "_full_layers", sum(group.layers for group in self.model.groups if group.window is None))
         # One layer's cost of a pair or a cached token, from shapes that hold one of it and that no window can cut.
@@ -87,18 +91,15 @@ class Roofline:
 
     @property
     def calibrated(self) -> bool:
-        """No measurement stands behind it."""
         return False
 
     @property
     def name(self) -> str:
-        """The device, marked as a datasheet."""
         return f"{self.device.name} (roofline, uncalibrated)"
 
     def seconds(self, shape: StepShape) -> Scalars:
-        linear = self._linear_s(shape)
         attention = np.maximum(self._attention_flops_s(shape), self._attention_bytes_s(shape))
-        total = linear + attention
+        total = self._linear_s(shape) + attention
         return total if np.ndim(total) else float(total)
 
     def durations(self, shape: StepShape, iterations: int) -> tuple[float, float, int]:
@@ -107,8 +108,7 @@ class Roofline:
         linear = self._linear.get((tokens, prefill_rows + rows))
         if linear is None:
             linear = self._remember(shape)
-        growing = self._full_layers
-        count = iterations
+        growing, count = self._full_layers, iterations
         if self._windows:
             for layers, window in self._windows:
                 left = rows * (window - 1) - context
@@ -159,13 +159,6 @@ class Roofline:
     def _attention_bytes_s(self, shape: StepShape) -> Scalars:
         moved = self.model.attention_bytes(shape, kv_dtype=self.kv_dtype, tensor_parallel=self.tensor_parallel)
         return moved / self._bandwidth
-
-    def _all_reduce_per_token(self) -> float:
-        if self.tensor_parallel == 1:
-            return 0.0
-        share = 2 * (self.tensor_parallel - 1) / self.tensor_parallel
-        message = self.model.hidden * bytes_per_value(self.model.dtype)
-        return float(2 * self.model.layers * share * message / self.device.interconnect_Bps)
 
 
 def peak_flops(model: ModelSpec, device: DeviceSpec) -> float:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
-from servecast.cost.domain import Domain, Extrapolation
+from servecast.cost.model import Domain, Measured
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class _Pieces(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TabulatedCost:
+class TabulatedCost(Measured):
     """Step times from measured operators (all [s]).
 
     tokens, sampled : f and g above      decode, mixed : outer rows, inner context of a mean row
@@ -83,11 +83,6 @@ class TabulatedCost:
         if not self.tokens.at(1) > 0:
             raise InputError(f"{self.name}.tokens", "step time must be > 0: a token takes no time, fit again")
 
-    @property
-    def calibrated(self) -> bool:
-        """Measured operators stand behind it."""
-        return True
-
     def seconds(self, shape: StepShape) -> Scalars:
         if not any(isinstance(value, np.ndarray) for value in shape):
             return self.durations(shape, 1)[0]
@@ -109,12 +104,6 @@ class TabulatedCost:
         if iterations > 1 and i + 1 < len(knots):
             iterations = min(iterations, int((knots[i + 1] - context) // rows) + 1)
         return seconds[i] + slope * (context - knots[i]), slope * rows, iterations
-
-    def extrapolated(self, shape: StepShape) -> Scalars:
-        return self.domain.extrapolated(shape)
-
-    def extrapolation(self, shape: StepShape) -> Extrapolation:
-        return self.domain.extrapolation(shape)
 
     def _with_prefill(
         self, prefill_rows: int, tokens: int, pairs: int, prefill_context: int, rows: int, context: int

@@ -31,8 +31,7 @@ import torch
 from servecast.calibration import whole_steps
 from servecast.calibration.fit import Report
 from servecast.cost import physics
-from servecast.cost.domain import Domain
-from servecast.cost.model import step_kind
+from servecast.cost.model import Domain, step_kind
 from servecast.cost.profile import Coefficient, LeftOut, Tables, TabulatedProfile, provenance, rounded
 from servecast.device import footprint, grid, machine
 from servecast.device.calibration_files import COLUMNS, REFERENCES, Files
