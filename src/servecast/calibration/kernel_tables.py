@@ -30,7 +30,7 @@ import numpy as np
 
 from servecast.calibration import operators
 from servecast.calibration.operators import Parts, Points, Term
-from servecast.cost.curves import curve, left_out
+from servecast.cost.curves import curve, errors_between, left_out
 from servecast.errors import InputError
 from servecast.specs.dtypes import bytes_per_value
 
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy.typing as npt
-    import pandas as pd
 
-    from servecast.calibration.operators import Origin
+    from servecast.calibration.operators import Origin, Per
     from servecast.cost.profile import LeftOut
     from servecast.specs.device import DeviceSpec
     from servecast.specs.model import ModelSpec
@@ -114,7 +113,6 @@ def read(folder: Path, model: ModelSpec, device: DeviceSpec, tensor_parallel: in
         launch_s=launch,
         attention_origin="measured" if exact_decode and exact_prefill else "interpolated",
         most_tokens=min(knots[-1], _MOST_TOKENS),
-        most_context=round(max(context for _, context, _ in decode)),
         most_rows=round(max(rows for rows, *_ in decode)),
         left_out=tuple(judged),
         notes=(
@@ -131,8 +129,7 @@ def _table_dtype(model: ModelSpec) -> str:
     """What the tables call the format that the model multiplies in."""
     dtype = model.weight_dtype or model.dtype
     if dtype not in _DTYPES:
-        problem = f"{model.name} multiplies in {dtype}, the tables in {', '.join(_DTYPES)}"
-        raise InputError("--model", problem)
+        raise InputError("--model", f"{model.name} multiplies in {dtype}, the tables in {', '.join(_DTYPES)}")
     return _DTYPES[dtype]
 
 
@@ -190,20 +187,18 @@ def _grid(path: Path, dtype: str) -> _Grid:
     table = table[table["gemm_dtype"] == dtype]
     if table.empty:
         raise InputError(str(path), f"holds no {dtype} products: choose a model of another dtype")
-    widths = sorted({*table["n"].tolist(), *table["k"].tolist()})
-    m = sorted(set(table["m"].tolist()))
+    widths, m = np.unique(table[["n", "k"]]), np.unique(table["m"])
     seconds = np.full((len(widths), len(widths), len(m)), np.nan)
-    place = {width: i for i, width in enumerate(widths)}
-    at = {value: i for i, value in enumerate(m)}
-    seconds[table["n"].map(place), table["k"].map(place), table["m"].map(at)] = operators.array(table["latency"]) / 1e3
+    places = (np.searchsorted(of, table[name]) for name, of in (("n", widths), ("k", widths), ("m", m)))
+    seconds[tuple(places)] = operators.array(table["latency"]) / 1e3
     for row in seconds.reshape(-1, len(m)):
         known = np.isfinite(row)
         if known.any() and not known.all():  # a point that was not measured lies on the line between those that were
-            row[~known] = np.interp(np.array(m)[~known], np.array(m)[known], row[known])
-    return _Grid(tuple(widths), tuple(m), seconds)
+            row[~known] = np.interp(m[~known], m[known], row[known])
+    return _Grid(tuple(widths.tolist()), tuple(m.tolist()), seconds)
 
 
-def _gemm(grid: _Grid, name: str, n: int, k: int, times: int, knots: list[int], per: str, byte_s: float) -> Term:
+def _gemm(grid: _Grid, name: str, n: int, k: int, times: int, knots: list[int], per: Per, byte_s: float) -> Term:
     """``times`` products of these widths by m; linear between neighbours, in proportion beyond the grid.
 
     byte_s : least time for a weight [s]: its bytes at the peak bandwidth
@@ -222,7 +217,7 @@ def _gemm(grid: _Grid, name: str, n: int, k: int, times: int, knots: list[int], 
     cold = n * k * byte_s
     taken = zip(grid.m, (scale * found).tolist(), strict=True)
     points = [(m, times * max(seconds, cold)) for m, seconds in taken if m in knots]
-    return Term(name, "tokens" if per == "tokens" else "rows", origin, curve(points))
+    return Term(name, per, origin, curve(points))
 
 
 def _neighbours(widths: tuple[int, ...], width: int) -> list[tuple[int, float]]:
@@ -238,15 +233,12 @@ def _neighbours(widths: tuple[int, ...], width: int) -> list[tuple[int, float]]:
 def _gemm_errors(grid: _Grid) -> list[LeftOut]:
     """Errors of points predicted from their neighbours along n, along k and along m."""
     wide = [i for i, width in enumerate(grid.widths) if width >= _WIDE]
-    positions = np.array([float(grid.widths[i]) for i in wide])
-    block = grid.seconds[np.ix_(wide, wide)]
-    found = []
-    for along, axis, knots in (("n", 0, positions), ("k", 1, positions), ("m", 2, np.array(grid.m, dtype=float))):
-        values = np.moveaxis(block, axis, 0)
-        share = (knots[1:-1] - knots[:-2]) / (knots[2:] - knots[:-2])
-        line = values[:-2] * (1 - share)[:, None, None] + values[2:] * share[:, None, None]
-        found += operators.summary("GEMM", along, (line / values[1:-1] - 1).ravel().tolist())
-    return found
+    widths, block = [grid.widths[i] for i in wide], grid.seconds[np.ix_(wide, wide)]
+    return [
+        error
+        for axis, (along, knots) in enumerate((("n", widths), ("k", widths), ("m", grid.m)))
+        for error in operators.summary("GEMM", along, errors_between(knots, np.moveaxis(block, axis, 0)).ravel())
+    ]
 
 
 def _attention(path: Path, model: ModelSpec, heads: int, kv_heads: int, length: str) -> tuple[Points, bool]:
@@ -258,37 +250,26 @@ def _attention(path: Path, model: ModelSpec, heads: int, kv_heads: int, length: 
     if "window_size" in table:
         chosen &= table["window_size"] == 0
     table = table[chosen]
-    measured = sorted(set(table["num_heads"].tolist()))
-    below = [h for h in measured if h <= heads]
-    above = [h for h in measured if h >= heads]
-    if not below or not above:
+    measured = tuple(sorted(set(table["num_heads"].tolist())))
+    if not (measured and measured[0] <= heads <= measured[-1]):
         raise InputError(
             str(path),
-            f"holds no attention near {heads} heads, {kv_heads} KV heads of {model.head_dim}: "
-            "choose another split or another GPU",
+            f"holds no attention near {heads} heads, {kv_heads} KV heads of {model.head_dim}: choose another split or "
+            "another GPU",
         )
-    low = _by_shape(table[table["num_heads"] == below[-1]], length)
-    if below[-1] == heads:
-        return [(b, s, model.layers * t) for (b, s), t in sorted(low.items())], True
-    high = _by_shape(table[table["num_heads"] == above[0]], length)
-    share = (heads - below[-1]) / (above[0] - below[-1])
-    both = sorted(low.keys() & high.keys())
-    return [(b, s, model.layers * (low[b, s] * (1 - share) + high[b, s] * share)) for b, s in both], False
-
-
-def _by_shape(table: pd.DataFrame, length: str) -> dict[tuple[float, float], float]:
-    """Seconds by (batch, length); what was measured twice counts with its mean."""
-    means = table.groupby(["batch_size", length], as_index=False)["latency"].mean()
-    columns = (operators.array(means[name]).tolist() for name in ("batch_size", length, "latency"))
-    return {(batch, size): milliseconds / 1e3 for batch, size, milliseconds in zip(*columns, strict=True)}
+    near = _neighbours(measured, heads)
+    table = table[table["num_heads"].isin([measured[i] for i, _ in near])]
+    # What was measured twice counts with its mean.
+    means = table.groupby(["batch_size", length, "num_heads"])["latency"].mean().unstack().dropna() / 1e3
+    seconds = model.layers * sum(share * means[measured[i]] for i, share in near)
+    return [(float(batch), float(size), value) for (batch, size), value in seconds.items()], len(near) == 1
 
 
 def _beside_prompts(decode: Points, model: ModelSpec, device: DeviceSpec, tensor_parallel: int) -> Points:
     """Decode attention in one launch with prompts: what it takes alone, or reading keys and values again and again."""
     share = model.heads // tensor_parallel / model.kv_heads_per_gpu(tensor_parallel)
-    token_s = (
-        model.kv_bytes_per_token(tensor_parallel=tensor_parallel) / device.bandwidth_Bps * max(1.0, REREAD * share)
-    )
+    cached_s = model.kv_bytes_per_token(tensor_parallel=tensor_parallel) / device.bandwidth_Bps
+    token_s = cached_s * max(1.0, REREAD * share)
     return [(rows, context, max(seconds, rows * context * token_s)) for rows, context, seconds in decode]
 
 

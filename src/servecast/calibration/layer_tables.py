@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pandas as pd
 
+    from servecast.calibration.operators import Per
     from servecast.cost.profile import LeftOut
     from servecast.specs.device import DeviceSpec
     from servecast.specs.model import ModelSpec
@@ -107,7 +108,6 @@ def read(
         launch_s=0.0,
         attention_origin="measured",
         most_tokens=int(dense["tokens"].max()),
-        most_context=int(attention["kv_decode"].max()),
         most_rows=int(attention["n_decode"].max()),
         left_out=tuple(judged),
         notes=(*notes, "several prompts in one step were not measured: priced by their tokens and pairs"),
@@ -134,18 +134,13 @@ def _terms(
     return terms, judged
 
 
-def _term(table: pd.DataFrame, path: Path, name: str, per: str, times: int) -> Term:
+def _term(table: pd.DataFrame, path: Path, name: str, per: Per, times: int) -> Term:
     rows = table[table["layer"] == name]
     if rows.empty:
         raise InputError(f"{path}: {name}", "is missing: a step cannot be put together without it")
-    points = curve(
-        zip(
-            rows["tokens" if per == "tokens" else "sequences"].tolist(),
-            (rows["time_us"] * times / 1e6).tolist(),
-            strict=True,
-        )
-    )
-    return Term(name, "tokens" if per == "tokens" else "rows", "measured", points)
+    knots = rows["tokens" if per == "tokens" else "sequences"]
+    points = curve(zip(knots.tolist(), (rows["time_us"] * times / 1e6).tolist(), strict=True))
+    return Term(name, per, "measured", points)
 
 
 def _points(table: pd.DataFrame, outer: str, inner: str, layers: int) -> Points:
@@ -170,10 +165,8 @@ def _joint(attention: pd.DataFrame, alone: pd.DataFrame, layers: int) -> tuple[P
     cell = [both["n_decode"], both["kv_decode"]]
 
     def centred(name: str) -> Floats:
-        mean = (both[name] * both["weight"]).groupby(cell).transform("sum") / both["weight"].groupby(cell).transform(
-            "sum"
-        )
-        return operators.array(both[name] - mean)
+        weighted, weights = (of.groupby(cell).transform("sum") for of in (both[name] * both["weight"], both["weight"]))
+        return operators.array(both[name] - weighted / weights)
 
     weight, across = operators.array(both["weight"]), centred("tiles")
     spread = float((weight * across**2).sum())

@@ -1,9 +1,8 @@
 """What tables of operators give for one model on one GPU: terms to add up, attention, how far they can be trusted.
 
-The readers (`layer_tables`, `kernel_tables`) turn a folder of measured operators into
-`Parts`; `assemble` puts a profile together of them. What no table holds comes from here: kernels that
-only move memory take a launch and their bytes at the peak bandwidth, the sampler a launch and a few passes over the
-logits.
+The readers (`layer_tables`, `kernel_tables`) turn a folder of measured operators into `Parts`; `assemble` makes a
+profile of them. What no table holds comes from here: kernels that only move memory take a launch and their bytes at
+the peak bandwidth, the sampler a launch and a few passes over the logits.
 """
 
 from __future__ import annotations
@@ -33,6 +32,9 @@ if TYPE_CHECKING:
 #: Where a term comes from: a point of a table, a line between its points, or datasheet arithmetic.
 Origin = Literal["measured", "interpolated", "roofline"]
 
+#: What a term of a step counts.
+Per = Literal["tokens", "rows"]
+
 #: (outer, inner, seconds) of an attention table, all layers together.
 Points = list[tuple[float, float, float]]
 
@@ -51,7 +53,7 @@ class Term(NamedTuple):
     """One summand of a step: a function of its ``tokens`` or of its ``rows`` [s]."""
 
     name: str
-    per: Literal["tokens", "rows"]
+    per: Per
     origin: Origin
     curve: Curve
 
@@ -60,7 +62,7 @@ class Parts(NamedTuple):
     """All that a step is put together of.
 
     decode, mixed : (rows, context of a mean row, seconds)      prefill : by ``prefill_by`` and the other, seconds
-    extra_prefill_knots : the launch alone, which a surface is drawn down to
+    most_tokens, most_rows : the largest that were measured
     """
 
     terms: tuple[Term, ...]
@@ -72,7 +74,6 @@ class Parts(NamedTuple):
     launch_s: float
     attention_origin: Origin
     most_tokens: int
-    most_context: int
     most_rows: int
     left_out: tuple[LeftOut, ...]
     notes: tuple[str, ...]
@@ -82,21 +83,16 @@ class Parts(NamedTuple):
 
 
 def require_dense(model: ModelSpec) -> None:
-    """Refuse models whose operators the tables do not hold.
-
-    Raises InputError for experts, latent attention and sliding windows.
-    """
-    what = None
-    if model.experts is not None:
-        what = "a mixture of experts"
-    elif model.latent is not None:
-        what = "latent attention"
-    elif any(group.window is not None for group in model.groups):
-        what = "a sliding window"
-    if what:
-        raise InputError(
-            "--model", f"{model.name} has {what}: tables of operators are put together for dense models only"
-        )
+    """Raises InputError for models whose operators the tables do not hold: experts, latent attention, windows."""
+    reasons = {
+        "a mixture of experts": model.experts is not None,
+        "latent attention": model.latent is not None,
+        "a sliding window": any(group.window is not None for group in model.groups),
+    }
+    for what, applies in reasons.items():
+        if applies:
+            problem = f"{model.name} has {what}: tables of operators are put together for dense models only"
+            raise InputError("--model", problem)
 
 
 def elementwise(model: ModelSpec, device: DeviceSpec, knots: Sequence[int], tensor_parallel: int) -> Term:
@@ -113,8 +109,7 @@ def elementwise(model: ModelSpec, device: DeviceSpec, knots: Sequence[int], tens
     turned = 2 * (queries + keys)
     layer = 8 * model.hidden + inner + turned * (2 if model.qk_norm else 1) + 4 * keys
     launches = 6 if model.qk_norm else 5
-    total = model.layers * layer + 2 * model.hidden + 4 * model.hidden
-    once, moved = (model.layers * launches + 2) * KERNEL_S, total * value
+    once, moved = (model.layers * launches + 2) * KERNEL_S, (model.layers * layer + 6 * model.hidden) * value
     points = ((n, once + moved * n / device.bandwidth_Bps) for n in knots)
     return Term("elementwise kernels", "tokens", "roofline", curve(points))
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -80,8 +80,7 @@ class Solution:
 def solve(steps: Steps, rows: Bools, setting: Setting) -> Solution:
     """Pin what the data cannot tell, one coefficient at a time, and fit the rest."""
     sums = _Sums(steps, rows, setting)
-    pinned: frozenset[int] = frozenset()
-    result = None
+    pinned, result = frozenset[int](), None
     while True:
         result = _fit_free(sums, pinned, setting, result)
         unknown = unknown_coefficients(result, steps, rows)
@@ -150,28 +149,24 @@ def _ties(pinned: frozenset[int], setting: Setting) -> tuple[Floats, Floats, dic
     peak = setting.physics
     tie, offset = np.eye(7), np.zeros(7)
     how: dict[int, str] = {}
-    if P in pinned:
-        tie[P], offset[P] = 0, setting.sharpness
-        how[P] = "pinned at the stated sharpness: no steps around the knee"
-    if W in pinned:
-        tie[W], offset[W] = 0, peak.weight_read_s / setting.bandwidth_efficiency
-        how[W] = f"pinned: bytes of the weights at the stated {setting.bandwidth_efficiency:.2f} of the bandwidth"
-    if M in pinned:
-        tie[M], offset[M] = 0, peak.token_s / setting.compute_efficiency
-        how[M] = f"pinned: FLOPs of a token at the stated {setting.compute_efficiency:.2f} of the peak"
-    for index, value, to, words in (
-        (Q, peak.pair_s / peak.token_s, M, "pinned: FLOPs of a pair at the compute efficiency of the matmuls"),
-        (R, peak.row_s / peak.token_s, M, "pinned: FLOPs of the lm_head at the compute efficiency of the matmuls"),
-        (
-            K,
-            peak.context_s / peak.weight_read_s,
-            W,
-            "pinned: bytes of the cache at the bandwidth efficiency of the weights",
-        ),
+    compute, bandwidth = setting.compute_efficiency, setting.bandwidth_efficiency
+    weights = f"pinned: bytes of the weights at the stated {bandwidth:.2f} of the bandwidth"
+    for index, value, words in (
+        (P, setting.sharpness, "pinned at the stated sharpness: no steps around the knee"),
+        (W, peak.weight_read_s / bandwidth, weights),
+        (M, peak.token_s / compute, f"pinned: FLOPs of a token at the stated {compute:.2f} of the peak"),
     ):
         if index in pinned:
-            tie[index], offset[index] = value * tie[to], value * offset[to]
-            how[index] = words
+            tie[index], offset[index], how[index] = 0, value, words
+    matmuls = "at the compute efficiency of the matmuls"
+    for index, value, to, words in (
+        (Q, peak.pair_s / peak.token_s, M, f"pinned: FLOPs of a pair {matmuls}"),
+        (R, peak.row_s / peak.token_s, M, f"pinned: FLOPs of the lm_head {matmuls}"),
+        (K, peak.context_s / peak.weight_read_s, W,
+         "pinned: bytes of the cache at the bandwidth efficiency of the weights"),
+    ):  # fmt: skip
+        if index in pinned:
+            tie[index], offset[index], how[index] = value * tie[to], value * offset[to], words
     return np.delete(tie, sorted(pinned), axis=1), offset, how
 
 
@@ -295,16 +290,7 @@ def window_sums(values: Floats, starts: npt.NDArray[np.int64], window: int) -> F
 def cost_of(values: Floats, setting: Setting) -> FittedCost:
     """The cost model of coefficients (7,), for the shape of the model that is fitted."""
     peak = setting.physics
-    weight_read_s, token_s, pair_s, context_s, row_s, step_s, sharpness = values.tolist()
-    return FittedCost(
-        weight_read_s,
-        token_s,
-        pair_s,
-        context_s,
-        row_s,
-        step_s,
-        sharpness=sharpness,
-        expert_share=peak.expert_share,
-        expert_untouched=peak.expert_untouched,
-        windows=peak.windows,
-    )
+    form: dict[str, Any] = {
+        "expert_share": peak.expert_share, "expert_untouched": peak.expert_untouched, "windows": peak.windows,
+    }  # fmt: skip
+    return FittedCost(*values.tolist(), **form)

@@ -26,31 +26,8 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float64]
 
 KNOTS: Final = (
-    1,
-    2,
-    3,
-    4,
-    6,
-    8,
-    12,
-    16,
-    24,
-    32,
-    48,
-    64,
-    96,
-    128,
-    192,
-    256,
-    384,
-    512,
-    768,
-    1024,
-    1536,
-    2048,
-    4096,
-    8192,
-)
+    1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192,
+)  # fmt: skip
 """Where f and g may bend, if two steps at least lie no further than `_NEAR` of it; the largest step measured closes."""
 
 _NEAR: Final = 0.12
@@ -80,13 +57,12 @@ class WholeSteps(NamedTuple):
         rows, context : the most decode rows, and the most cached tokens of one
         tokens, pairs : the most prefill tokens, and the most query-key pairs of one
         """
-        k, q = self.context_s[0], self.pair_s[0]
         return {
             "tokens": self.tokens,
             "sampled_rows": self.rows,
-            "decode_attention": _corners(rows, context, k),
+            "decode_attention": _corners(rows, context, self.context_s[0]),
             "prefill_by": "tokens",
-            "prefill_attention": _corners(tokens, pairs, q),
+            "prefill_attention": _corners(tokens, pairs, self.pair_s[0]),
         }
 
 
@@ -104,15 +80,12 @@ def fit(shape: StepShape, seconds: Floats, seed: int = 0, replicates: int = _REP
     shared = solved[f : f + g].min()
     solved[:f] += shared
     solved[f : f + g] -= shared
-    values = [_rounded(float(value)) for value in solved]
-
-    def interval(at: int) -> tuple[float, float, float]:
-        value = values[at]
-        return value, min(value, _rounded(float(low[at]))), max(value, _rounded(float(high[at])))
-
-    return WholeSteps(
-        (tuple(knots[0]), tuple(values[:f])), (tuple(knots[1]), tuple(values[f : f + g])), interval(-2), interval(-1)
+    *values, k, q = (_rounded(float(value)) for value in solved)
+    context_s, pair_s = (
+        (value, min(value, _rounded(float(least))), max(value, _rounded(float(most))))
+        for value, least, most in zip((k, q), low, high, strict=True)
     )
+    return WholeSteps((tuple(knots[0]), tuple(values[:f])), (tuple(knots[1]), tuple(values[f:])), context_s, pair_s)
 
 
 def unseen(shape: StepShape, seconds: Floats, folds: int = 10, seed: int = 0) -> Floats:
@@ -166,16 +139,13 @@ def _solve(
 def _between_neighbours(knots: tuple[list[float], list[float]], width: int, unscaled: Floats) -> Floats:
     """Rows that are 0 where a knot lies on the line between its neighbours."""
     rows = []
-    start = 0
-    for at in knots:
+    for at, start in zip(knots, (0, len(knots[0])), strict=True):
         for i in range(1, len(at) - 1):
             share = (at[i] - at[i - 1]) / (at[i + 1] - at[i - 1])
-            row = np.zeros(width)
-            row[start + i - 1 : start + i + 2] = np.array([1 - share, -1.0, share]) * _STRAIGHT
-            row[start + i - 1 : start + i + 2] *= unscaled[start + i - 1 : start + i + 2]
+            row, near = np.zeros(width), slice(start + i - 1, start + i + 2)
+            row[near] = np.array([1 - share, -1.0, share]) * _STRAIGHT * unscaled[near]
             # In units of the step that the knot is about, as the residuals are.
             rows.append(row / unscaled[start + i])
-        start += len(at)
     return np.array(rows).reshape(-1, width)
 
 

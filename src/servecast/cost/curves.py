@@ -20,7 +20,11 @@ import numpy as np
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +128,13 @@ def curve(points: Iterable[tuple[float, float]]) -> Curve:
 
 
 def left_out(of: Curve) -> list[float]:
-    """Relative error at each inner knot if it had not been measured: (line between its neighbours) / measured - 1."""
-    knots, seconds = np.array(of.knots), np.array(of.seconds)
-    if len(knots) < 3:
-        return []
-    share = (knots[1:-1] - knots[:-2]) / (knots[2:] - knots[:-2])
-    errors: list[float] = ((seconds[:-2] * (1 - share) + seconds[2:] * share) / seconds[1:-1] - 1).tolist()
+    """Relative error at each inner knot if it had not been measured."""
+    return [float(error) for error in errors_between(of.knots, np.array(of.seconds))]
+
+
+def errors_between(knots: Sequence[float], values: Floats) -> Floats:
+    """(line between its neighbours) / measured - 1 at each inner knot, along the first axis of ``values``."""
+    at = np.array(knots, dtype=float).reshape(-1, *[1] * (values.ndim - 1))
+    share = (at[1:-1] - at[:-2]) / (at[2:] - at[:-2])
+    errors: Floats = (values[:-2] * (1 - share) + values[2:] * share) / values[1:-1] - 1
     return errors
