@@ -86,6 +86,11 @@ def short_key(key: str) -> str:
     return key.rsplit(".", 1)[-1]
 
 
-def listed(parts: list[str]) -> str:
+def listed(parts: list[str], last: str = "and") -> str:
     """Parts as a sentence has them: a, b and c."""
-    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
+    return f"{', '.join(parts[:-1])} {last} {parts[-1]}" if len(parts) > 1 else "".join(parts)
+
+
+def either(parts: list[str]) -> str:
+    """Choices as a sentence has them: a, b or c."""
+    return listed(parts, "or")

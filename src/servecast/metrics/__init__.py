@@ -6,9 +6,8 @@ from servecast.metrics.latencies import CLIENT_LATENCIES, LATENCIES, latencies
 from servecast.metrics.log import mean_shapes
 from servecast.metrics.measured import PERCENTILE_RULE, PERCENTILES, Window
 from servecast.metrics.slo import Slo, Tenants
-from servecast.metrics.stability import regime
 from servecast.metrics.summary import by_tenant, summarise
-from servecast.metrics.table import METRICS, WIDE, Metric, Value, ranked
+from servecast.metrics.table import METRICS, WIDE, Metric, Value, ranked, regime
 from servecast.metrics.waste import Hardware
 
 __all__ = [

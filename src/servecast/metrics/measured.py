@@ -92,9 +92,13 @@ class Measured:
         """Where counting ends [s]."""
         return float(self.run.end_s) if self.bounds is None else self.bounds[1]
 
-    def fact(self, name: str) -> Any:
-        """What the run itself does not know; None where nobody said it."""
-        return (self.facts or {}).get(name)
+    @cached_property
+    def _known(self) -> dict[str, Any]:
+        return {**waste(self.decisions), **judged(self.run, self.decisions, self.hardware), **(self.facts or {})}
+
+    def named(self, name: str) -> Any:
+        """Where tokens and busy seconds went (`servecast.metrics.waste`), or a fact; None where nobody said it."""
+        return self._known.get(name)
 
     def rate(self, count: float | None) -> float | None:
         """``count`` a second; None for None."""
@@ -134,16 +138,6 @@ class Measured:
         """Mean and `PERCENTILES` [s] of the gaps between tokens, pooled over all requests."""
         pooled = token_gaps(self.run, self.decisions, self.bounds)
         return (pooled.mean(), *pooled.percentiles(PERCENTILES))
-
-    @cached_property
-    def waste(self) -> Mapping[str, float | None]:
-        """Where computed tokens went (`servecast.metrics.waste`)."""
-        return waste(self.decisions)
-
-    @cached_property
-    def judged(self) -> Mapping[str, float | None]:
-        """Where busy seconds went, by the cost model and the roofline (`servecast.metrics.waste`)."""
-        return judged(self.run, self.decisions, self.hardware)
 
     @cached_property
     def crashes(self) -> list[float]:

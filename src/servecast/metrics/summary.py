@@ -44,7 +44,7 @@ def summarise(
     bounds = (window or Window()).bounds(run)
     counted = within(run.requests, bounds)
     measured = Measured(run, counted, bounds, slo, tenants, hardware, usd_per_hour, facts)
-    return {"policy": policy, "seed": seed, **{metric.name: metric.of(measured) for metric in METRICS.values()}}
+    return {"policy": policy, "seed": seed, **{metric.name: metric.value(measured) for metric in METRICS.values()}}
 
 
 def by_tenant(
@@ -65,7 +65,7 @@ def by_tenant(
         row: dict[str, Value] = {"tenant": name}
         for metric in METRICS.values():
             if metric.per_tenant:
-                row[metric.name] = metric.of(measured)
+                row[metric.name] = metric.value(measured)
             if metric.name == "slo_attainment":
                 row |= {f"slo_{key}": getattr(targets, key, None) for key in ("ttft_s", "tpot_s", "e2e_s")}
         yield row

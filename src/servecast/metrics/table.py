@@ -14,12 +14,15 @@ import numpy as np
 
 from servecast.metrics.latencies import LATENCIES
 from servecast.metrics.measured import PERCENTILES, Measured
-from servecast.metrics.stability import regime
 from servecast.metrics.waste import ratio
 from servecast.requests import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from servecast.metrics.log import Columns
 
 Value = str | int | float | None
 #: How a value is written: three digits, thousandths, percent, whole, "12/20" of the arrived, as it is.
@@ -35,6 +38,7 @@ class Metric:
     label : its heading, with the unit in which it is written
     unit : of the value
     text : one sentence that defines it
+    of : its value in a run; None: what the run has by that name (`Measured.named`)
     direction : +1 if more is better, -1 if less is, 0 if neither
     rank : place in tables of results, the most telling first: narrow ones leave out the last; `WIDE`: only where all
         are shown; None: in ``summary.csv`` alone
@@ -48,12 +52,17 @@ class Metric:
     unit: str
     form: Form
     text: str
-    of: Callable[[Measured], Any]
+    of: Callable[[Measured], Any] | None = None
     direction: int = 0
     rank: int | None = None
     goal: bool = False
     per_tenant: bool = False
     optional: bool = False
+
+    def value(self, run: Measured) -> Value:
+        """Of one run, or of one tenant's part of it."""
+        value: Value = run.named(self.name) if self.of is None else self.of(run)
+        return value
 
 
 def ranked(most: int = WIDE) -> list[Metric]:
@@ -79,18 +88,6 @@ def _of_latency(name: str) -> Iterator[Metric]:
         )  # fmt: skip
 
 
-def _wasted(name: str) -> Callable[[Measured], Value]:
-    return lambda run: run.waste[name]
-
-
-def _judged(name: str) -> Callable[[Measured], Value]:
-    return lambda run: run.judged[name]
-
-
-def _fact(name: str) -> Callable[[Measured], Value]:
-    return lambda run: run.fact(name)
-
-
 def _offered(run: Measured) -> float | None:
     arrivals = run.requests["arrival_s"]
     return ratio(len(arrivals) - 1, float(np.ptp(arrivals))) if len(arrivals) else None
@@ -100,7 +97,7 @@ def _busy(run: Measured) -> float | None:
     begins, start, end = run.run.decisions["start_s"], run.start_s, run.end_s
     busy = np.maximum(np.minimum(begins + run.run.decisions["seconds"], end) - np.maximum(begins, start), 0).sum()
     share = ratio(float(busy), end - start)
-    return None if share is None else share / (run.fact("replicas") or 1)
+    return None if share is None else share / (run.named("replicas") or 1)
 
 
 def _decode_rows(run: Measured) -> float | None:
@@ -118,9 +115,44 @@ def _lost(run: Measured) -> int:
     return int((requests["prompt_tokens"][begun] + requests["generated_tokens"][begun] - 1).sum())
 
 
-_TABLE = (
-    Metric("requested_rps", "asked req/s", "requests/s", "number", "rate of arrivals that the scenario asks for",
-           _fact("requested_rps")),
+def regime(requests: Columns, end_s: float) -> str | None:
+    """``stable``, ``backlogged`` or ``overloaded``; None when all requests arrive at one moment.
+
+    Stable: the mean number waiting in the last third of the arrival window is at most 1.2 times that of the middle
+    third plus 2. Else backlogged if after its peak in the last third the queue was empty once more before the last
+    arrival: what built up was worked off; else overloaded. Waiting is from arrival (a client that holds requests back
+    only moves the queue to its side) to first scheduled, over the whole run.
+    """
+    kept = requests["status"] != Status.REJECTED
+    arrived, left = requests["arrival_s"][kept], requests["scheduled_s"][kept]
+    left = np.where(np.isnan(left), requests["finish_s"][kept], left)
+    left = np.where(np.isnan(left), end_s, left)
+    if not len(arrived) or arrived.max() == arrived.min():
+        return None
+    opening, closing = float(arrived.min()), float(arrived.max())
+    middle = opening + (closing - opening) / 3
+    final = opening + (closing - opening) * 2 / 3
+
+    def mean_waiting(begin: float, end: float) -> float:
+        overlap = np.minimum(left, end) - np.maximum(arrived, begin)
+        return float(np.maximum(overlap, 0).sum()) / (end - begin)
+
+    if mean_waiting(final, closing) <= 1.2 * mean_waiting(middle, final) + 2:
+        return "stable"
+    arrivals, departures = np.sort(arrived), np.sort(left)
+    late = arrivals[arrivals >= final]
+    peak = late[np.argmax(_waiting(arrivals, departures, late))]
+    moments = departures[(departures > peak) & (departures < closing)]
+    return "backlogged" if bool((_waiting(arrivals, departures, moments) == 0).any()) else "overloaded"
+
+
+def _waiting(arrivals: NDArray[np.float64], departures: NDArray[np.float64], at: NDArray[np.float64]) -> Any:
+    return np.searchsorted(arrivals, at, side="right") - np.searchsorted(departures, at, side="right")
+
+
+#: Every metric by its column, in the order of ``summary.csv``.
+METRICS: Final[dict[str, Metric]] = {each.name: each for each in (
+    Metric("requested_rps", "asked req/s", "requests/s", "number", "rate of arrivals that the scenario asks for"),
     Metric("offered_rps", "offered req/s", "requests/s", "number",
            "requests a second between the first and the last arrival; none where all arrive at one moment", _offered),
     Metric("arrived", "arrived", "requests", "count", "requests that arrived", lambda run: len(run.requests["id"]),
@@ -152,11 +184,11 @@ _TABLE = (
            "prompt and output tokens of completed requests over that time",
            lambda run: run.rate(run.input_tokens + run.output_tokens), 1),
     Metric("goodput_rps", "good req/s", "requests/s", "number",
-           "requests that completed within all latency targets, over that time", lambda run: run.rate(run.good[0]),
-           1, 3, per_tenant=True, optional=True),
+           "requests that completed within all latency targets, over that time", lambda run: run.rate(run.good[0]), 1,
+           3, per_tenant=True, optional=True),
     Metric("slo_attainment", "attainment", "share", "share",
-           "share of the arrived requests that completed within all latency targets",
-           lambda run: ratio(*run.good), 1, WIDE, goal=True, per_tenant=True, optional=True),
+           "share of the arrived requests that completed within all latency targets", lambda run: ratio(*run.good), 1,
+           WIDE, goal=True, per_tenant=True, optional=True),
     Metric("generated_tokens", "generated", "tokens", "count",
            "output tokens of all requests, also of those that did not complete",
            lambda run: run.sum("generated_tokens")),
@@ -166,36 +198,30 @@ _TABLE = (
            _decode_rows),
     Metric("kv_blocks_total", "KV blocks", "blocks", "count", "usable blocks of the KV cache",
            lambda run: int(run.run.kv_blocks_total)),
-    Metric("kv_peak_fraction", "KV peak", "share", "share", "largest share of the KV blocks that was held", _kv_peak,
-           0, 15),
+    Metric("kv_peak_fraction", "KV peak", "share", "share", "largest share of the KV blocks that was held", _kv_peak, 0,
+           15),
     Metric("oom_events", "OOM", "events", "count", "how often memory ran out", lambda run: len(run.crashes), -1, 11),
     Metric("first_oom_s", "first OOM [s]", "s", "number", "when memory first ran out",
            lambda run: min(run.crashes, default=None)),
-    Metric("computed_tokens", "computed", "tokens", "count", "tokens computed, padding included",
-           _wasted("computed_tokens")),
-    Metric("useful_tokens", "useful", "tokens", "count", "computed tokens that some request needed",
-           _wasted("useful_tokens")),
-    Metric("padding_tokens", "padding tokens", "tokens", "count", "computed tokens that no request needed",
-           _wasted("padding_tokens")),
+    Metric("computed_tokens", "computed", "tokens", "count", "tokens computed, padding included"),
+    Metric("useful_tokens", "useful", "tokens", "count", "computed tokens that some request needed"),
+    Metric("padding_tokens", "padding tokens", "tokens", "count", "computed tokens that no request needed"),
     Metric("idle_slot_tokens", "idle slot tokens", "tokens", "count",
-           "iterations of batch slots that were held and not computed", _wasted("idle_slot_tokens")),
-    Metric("padding_waste", "padding", "share", "share", "share of the computed tokens that nobody asked for",
-           _wasted("padding_waste"), -1, 13),
-    Metric("slot_waste", "idle slots", "share", "share", "share of slot time (slots times steps) held by rows that "
-           "have finished",
-           _wasted("slot_waste"), -1, 14),
-    Metric("slot_waste_s", "idle slots [s]", "s", "number", "seconds of the whole GPU that those slots stand for",
-           _wasted("slot_waste_s")),
+           "iterations of batch slots that were held and not computed"),
+    Metric("padding_waste", "padding", "share", "share", "share of the computed tokens that nobody asked for", None, -1,
+           13),
+    Metric("slot_waste", "idle slots", "share", "share",
+           "share of slot time (slots times steps) held by rows that have finished", None, -1, 14),
+    Metric("slot_waste_s", "idle slots [s]", "s", "number", "seconds of the whole GPU that those slots stand for"),
     Metric("recomputed_tokens", "recomputed", "tokens", "count", "tokens computed again after a preemption",
            lambda run: run.sum("recomputed_tokens")),
     Metric("lost_tokens", "lost tokens", "tokens", "count", "tokens computed for requests that a crash then lost",
            _lost),
-    Metric("padding_waste_s", "padding [s]", "s", "number", "busy seconds that padding took",
-           _judged("padding_waste_s")),
+    Metric("padding_waste_s", "padding [s]", "s", "number", "busy seconds that padding took"),
     Metric("bandwidth_bound_fraction", "bandwidth-bound", "share", "share",
-           "share of the busy seconds in steps below the ridge of the roofline", _judged("bandwidth_bound_fraction")),
+           "share of the busy seconds in steps below the ridge of the roofline"),
     Metric("extrapolated_fraction", "extrapolated", "share", "share",
-           "share of the busy seconds in steps outside the measured ones", _judged("extrapolated_fraction")),
+           "share of the busy seconds in steps outside the measured ones"),
     Metric("regime", "queue", "", "text",
            "stable, backlogged or overloaded: whether the queue grew as long as requests arrived",
            lambda run: regime(run.run.requests, run.run.end_s), 0, 7),
@@ -205,12 +231,8 @@ _TABLE = (
            lambda run: run.usd_per_million(run.input_tokens), -1),
     Metric("usd_per_mtok_total", "$/M tokens", "USD", "number", "US dollars for a million tokens of either",
            lambda run: run.usd_per_million(run.input_tokens + run.output_tokens), -1, WIDE, optional=True),
-    Metric("calibrated", "calibrated", "", "text", "whether step times come from measurements", _fact("calibrated")),
-    Metric("replicas", "replicas", "replicas", "count", "engines that served together", _fact("replicas")),
-    Metric("gpus", "GPUs", "GPUs", "count", "GPUs of all of them", _fact("gpus")),
-    Metric("cancelled", "cancelled", "requests", "count", "requests of sessions that ended before their turn",
-           _fact("cancelled")),
-)  # fmt: skip
-
-#: Every metric by its column, in the order of ``summary.csv``.
-METRICS: Final[dict[str, Metric]] = {each.name: each for each in _TABLE}
+    Metric("calibrated", "calibrated", "", "text", "whether step times come from measurements"),
+    Metric("replicas", "replicas", "replicas", "count", "engines that served together"),
+    Metric("gpus", "GPUs", "GPUs", "count", "GPUs of all of them"),
+    Metric("cancelled", "cancelled", "requests", "count", "requests of sessions that ended before their turn"),
+)}  # fmt: skip

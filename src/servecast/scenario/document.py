@@ -1,11 +1,8 @@
 """Reads a scenario's YAML: plain data, and the line on which each key stands.
 
 YAML 1.2 scalars, because those of 1.1 surprise: ``1e9`` is a number here, ``on`` and ``no`` are words, ``010`` is ten
-and ``1:30`` is no number. A key given twice is refused instead of the last one winning.
-
-ruamel.yaml reads YAML 1.2 with line numbers too, and was tried: it takes ``inf`` for text and ``!x 1`` for a value,
-wraps each number and mapping in types of its own that would have to be taken off again, parses at 0.4 of the speed,
-and PyYAML would stay for profiles. It would save about 20 of these lines.
+and ``1:30`` is no number. A key given twice is refused instead of the last one winning. ruamel.yaml was tried: it takes
+``inf`` for text and ``!x 1`` for a value, wraps every value in types of its own, and parses at 0.4 of the speed.
 """
 
 from __future__ import annotations
@@ -33,20 +30,15 @@ class Document(NamedTuple):
 
     def line(self, path: KeyPath) -> int | None:
         """The line of the value at ``path``, or of the nearest key above it; None if it is not in the file at all."""
-        node: yaml.Node = self.root
-        line: int | None = None
+        node, line = self.root, None
         for part in path:
-            found = _child(node, part)
-            if found is None:
+            if (found := _child(node, part)) is None:
                 break
-            at, node = found
-            line = at
+            line, node = found
         return line
 
 
-#: A scenario that comes near this holds data, not settings.
-LARGEST_BYTES = 1 << 20
-
+_LARGEST_BYTES = 1 << 20  # a scenario that comes near this holds data, not settings
 #: What PyYAML's constructors raise besides its own errors: !!int abc, a million digits, brackets a thousand deep.
 _NO_VALUE = (ValueError, AttributeError, OverflowError, RecursionError)
 
@@ -54,10 +46,9 @@ _NO_VALUE = (ValueError, AttributeError, OverflowError, RecursionError)
 def read(path: Path) -> Document:
     """Parse one scenario file. Errors are one line that starts with ``file:line``."""
     try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise InputError(
-                str(path), f"is larger than {LARGEST_BYTES >> 20} MiB: a scenario names its data, it holds none"
-            )
+        if path.stat().st_size > _LARGEST_BYTES:
+            problem = f"is larger than {_LARGEST_BYTES >> 20} MiB: a scenario names its data, it holds none"
+            raise InputError(str(path), problem)
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InputError(str(path), f"not text in UTF-8 (byte {error.start}): save it as UTF-8") from None
@@ -113,14 +104,6 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
-    return int(str(node.value).replace("_", ""))
-
-
-def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
-    return float(str(node.value).replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan"))
-
-
 _SCALARS = {
     "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
@@ -133,8 +116,11 @@ _SCALARS = {
 }
 for _tag, (_pattern, _first) in _SCALARS.items():
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
-_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
-_Loader.add_constructor("tag:yaml.org,2002:float", _number)
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value.replace("_", "")))
+_Loader.add_constructor(
+    "tag:yaml.org,2002:float",
+    lambda _, node: float(node.value.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan")),
+)
 
 
 def _child(node: yaml.Node, part: str | int) -> tuple[int, yaml.Node] | None:
@@ -149,17 +135,22 @@ def _child(node: yaml.Node, part: str | int) -> tuple[int, yaml.Node] | None:
     return None
 
 
+#: By PyYAML's own words: what is wrong, and the remedy.
+_REMEDIES = {
+    "'\\t'": "a tab stands where YAML wants spaces: indent with spaces",
+    "but found another document": "a second document starts here ('---'): one file holds one scenario",
+    "could not determine a constructor": "{problem}: a scenario is plain data, take the '!' tag out",
+    "expected alphabetic or numeric character": "a * stands for a YAML alias here: quote the key path, "
+    '"policies[*].batch_size"',
+}
+
+
 def _syntax(path: Path, error: yaml.YAMLError) -> tuple[str, str]:
     """Place and problem of a YAML error, on one line."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     place = f"{path}:{mark.line + 1}" if mark is not None else str(path)
     problem = " ".join(str(getattr(error, "problem", None) or getattr(error, "reason", None) or error).split())
-    if "'\\t'" in problem:
-        return place, "a tab stands where YAML wants spaces: indent with spaces"
-    if "expected a single document" in str(error):
-        return place, "a second document starts here ('---'): one file holds one scenario"
-    if "could not determine a constructor" in problem:
-        return place, f"{problem}: a scenario is plain data, take the '!' tag out"
-    if "expected alphabetic or numeric character" in problem:
-        return place, 'a * stands for a YAML alias here: quote the key path, "policies[*].batch_size"'
+    for words, remedy in _REMEDIES.items():
+        if words in problem:
+            return place, remedy.format(problem=problem)
     return place, f"not YAML ({problem}): check colons, brackets, quotes and the indent of this line"

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from servecast.metrics import LATENCIES, METRICS, PERCENTILES
 from servecast.scenario.keypath import parse
 from servecast.scenario.sections import Section, listed, refuse
+from servecast.text import either
 
 if TYPE_CHECKING:
     from servecast.scenario.document import KeyPath
@@ -25,23 +26,24 @@ def _statistics() -> str:
     """What a target can be set for, in words."""
     times = [name for name, latency in LATENCIES.items() if latency.goal]
     others = [name for name in METRICS if METRICS[name].goal and not name.startswith(tuple(times))]
-    ranks = ["mean", *(f"p{rank}" for rank in PERCENTILES)]
-    statistics = f"{', '.join(times[:-1])} or {times[-1]} with {', '.join(ranks[:-1])} or {ranks[-1]}"
-    return f"{statistics}, like ttft_p99_s, or {' or '.join(others)}"
+    ranks = either(["mean", *(f"p{rank}" for rank in PERCENTILES)])
+    return f"{either(times)} with {ranks}, like ttft_p99_s, or {' or '.join(others)}"
 
 
 def _targets(targets: dict[str, float]) -> dict[str, float]:
     if not targets:
         raise refuse("no target is given: add one, like ttft_p99_s: 1.0")
     for name, value in targets.items():
-        if name not in METRICS or not METRICS[name].goal:
-            raise refuse(f"is no statistic: write {_statistics()}", (name,), value=value)
-        if value <= 0 and at_least(name):
-            raise refuse("is always met: give a share above 0, at most 1", (name,), value=value)
-        if value <= 0:
-            raise refuse("can never be met: give a number above 0", (name,), value=value)
-        if at_least(name) and value > 1:
-            raise refuse("is a share of the requests: give at most 1", (name,), value=value)
+        known = name in METRICS and METRICS[name].goal
+        share = known and at_least(name)
+        for wrong, remedy in (
+            (not known, f"is no statistic: write {_statistics()}"),
+            (value <= 0 and share, "is always met: give a share above 0, at most 1"),
+            (value <= 0, "can never be met: give a number above 0"),
+            (share and value > 1, "is a share of the requests: give at most 1"),
+        ):
+            if wrong:
+                raise refuse(remedy, (name,), value=value)
     return targets
 
 
@@ -73,14 +75,14 @@ def _of_the_server(path: KeyPath) -> bool:
     )
 
 
-Price: TypeAlias = Annotated[float, Field(ge=0, le=1e6)]
+_Price: TypeAlias = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class ApiPrice(Section):
     """What an API asks. No price ships as a fact."""
 
-    usd_per_mtok_input: Price = Field(description="US dollars for a million input tokens")
-    usd_per_mtok_output: Price = Field(description="US dollars for a million output tokens")
+    usd_per_mtok_input: _Price = Field(description="US dollars for a million input tokens")
+    usd_per_mtok_output: _Price = Field(description="US dollars for a million output tokens")
 
 
 class Goal(Section):
@@ -93,7 +95,7 @@ class Goal(Section):
         None, description="load to be served, in requests a second; null: as the workload has it"
     )
     allow_out_of_memory: bool = Field(False, description="true: crashes are no reason against a plan")
-    usd_per_gpu_hour: dict[str, Price] = Field(
+    usd_per_gpu_hour: dict[str, _Price] = Field(
         default_factory=dict, description="device: US dollars an hour for one; others cost cost.usd_per_gpu_hour"
     )
     api: ApiPrice | None = Field(None, description="an API's prices to compare with")

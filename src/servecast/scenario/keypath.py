@@ -33,13 +33,9 @@ def parse(text: str, place: str) -> KeyPath:
 
 def written(path: Iterable[str | int]) -> str:
     """A key path as errors and columns show it: ``policies[0].batch_size``."""
-    text = ""
-    for part in path:
-        if isinstance(part, int) or part == "*":
-            text += f"[{part}]"
-        else:
-            text += f".{part}" if text else part
-    return text
+    return "".join(f"[{part}]" if isinstance(part, int) or part == "*" else f".{part}" for part in path).removeprefix(
+        "."
+    )
 
 
 def assign(data: dict[Any, Any], path: KeyPath, value: object, place: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel
 
 from servecast.errors import InputError, SlipError
 from servecast.scenario.keypath import written
+from servecast.text import either
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -22,11 +24,27 @@ if TYPE_CHECKING:
 
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _SUFFIX_WORDS = {"_s": "seconds", "_rps": "requests per second", "_tokens": "tokens", "_hour": "US dollars"}
-
-
 #: Of pydantic: what is wrong whatever else stands beside it; and, given text, too.
-_SLIPS = frozenset(("extra_forbidden", "union_tag_invalid", "literal_error"))
-_NUMBERS = frozenset(("int_type", "float_type", "bool_type"))
+_SLIPS = ("extra_forbidden", "union_tag_invalid", "literal_error")
+_NUMBERS = ("int_type", "float_type", "bool_type")
+_MAPPINGS = ("dict_type", "model_type", "model_attributes_type")
+#: What pydantic wanted to see, in words.
+_WANTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list, [...]",
+    **dict.fromkeys(_MAPPINGS, "a mapping, {key: value}"),
+    "invalid_key": "keys that are text",
+}
+#: Limits as a sentence and as an interval have them.
+_LIMITS = {
+    "gt": ("above {:g}", "({:g}"),
+    "ge": ("of at least {:g}", "[{:g}"),
+    "lt": ("below {:g}", "{:g})"),
+    "le": ("of at most {:g}", "{:g}]"),
+}
 
 
 def input_error(
@@ -42,13 +60,12 @@ def input_error(
     """
     found = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden")
     first = found[0]
-    location = first["loc"]
+    location, kind = first["loc"], first["type"]
     if location[-1:] == ("[key]",):  # pydantic's mark of a key that is itself wrong
         return InputError(f"scenario.{written(location[:-2])}", f"the key {first['input']!r} is no text: quote it")
     path = (*_untagged(location, data), *first.get("ctx", {}).get("at", ()))
-    if first["type"] in {"union_tag_invalid", "union_tag_not_found"}:
+    if kind in {"union_tag_invalid", "union_tag_not_found"}:
         path = (*path, "kind")
-    place = f"scenario.{written(path)}" if path else "scenario"
     notes = []
     if any(path[: len(above)] == above for above in overridden):
         notes.append("from an option")
@@ -57,11 +74,9 @@ def input_error(
         notes.append(f"{document.source}:{line}" if line else document.source)
     if len(found) > 1:
         notes.append(f"and {len(found) - 1} more to mend")
-    problem = _problem(first, path, schema, data)
-    kind = first["type"]
-    text_for_number = isinstance(first["input"], str) and kind in _NUMBERS
-    error_type = SlipError if kind in _SLIPS or text_for_number else InputError
-    return error_type(place, problem + (f" ({', '.join(notes)})" if notes else ""))
+    problem = _problem(first, path, schema, data) + (f" ({', '.join(notes)})" if notes else "")
+    slip = kind in _SLIPS or (isinstance(first["input"], str) and kind in _NUMBERS)
+    return (SlipError if slip else InputError)(f"scenario.{written(path)}" if path else "scenario", problem)
 
 
 def _problem(detail: ErrorDetails, path: KeyPath, schema: type[BaseModel], data: object) -> str:
@@ -75,11 +90,9 @@ def _problem(detail: ErrorDetails, path: KeyPath, schema: type[BaseModel], data:
         return f"missing: add {path[-1]}{wanted}"
     if kind == "remedy":
         shown = context.get("value", value)
-        return (
-            f"{_shown(shown)}: {context['remedy']}" if isinstance(shown, str | int | float) else str(context["remedy"])
-        )
+        return (f"{_shown(shown)}: " if isinstance(shown, str | int | float) else "") + str(context["remedy"])
     if kind == "union_tag_not_found":
-        return f"missing: add kind: {_either(_kinds_at(schema, path[:-1], data))}"
+        return f"missing: add kind: {either(_kinds_at(schema, path[:-1], data))}"
     if kind == "union_tag_invalid":
         kinds = [tag.strip("' ") for tag in str(context["expected_tags"]).split(",")]
         return f"{_shown(context['tag'])} is unknown: {_nearest(str(context['tag']), kinds)}"
@@ -90,40 +103,24 @@ def _problem(detail: ErrorDetails, path: KeyPath, schema: type[BaseModel], data:
         return _text_for_number(value, kind, str(path[-1]), wanted)
     if kind == "int_type" and isinstance(value, float) and value.is_integer():
         return f"{_shown(value)} is not written as a whole number: write {int(value)}"
-    if kind in {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}:
-        return f"{_shown(value)} is out of range: give a number {_range(field)}{wanted}"
-    if kind == "finite_number":
-        return f"{_shown(value)} is not finite: give a number {_range(field)}{wanted}"
+    if kind == "finite_number" or kind.startswith(("greater_than", "less_than")):
+        wrong = "not finite" if kind == "finite_number" else "out of range"
+        return f"{_shown(value)} is {wrong}: give a number {_range(field)}{wanted}"
     if kind in {"string_too_long", "too_long"}:
         units = "characters" if isinstance(value, str) else "entries"
-        most = context["max_length"]
-        return f"{_shown(value)} has {len(value):,} {units}: give at most {most}{wanted}"
+        return f"{_shown(value)} has {len(value):,} {units}: give at most {context['max_length']}{wanted}"
     if kind == "string_pattern_mismatch":
         return f"{_shown(value)} is not allowed here: give{wanted}"
     if kind in {"too_short", "string_too_short"}:
         return f"{_shown(value)} is empty: give at least one{wanted}"
     if kind in _MAPPINGS and (kinds := _kinds_at(schema, path, data)):
         example = f"{{kind: fixed, tokens: {value}}}" if "fixed" in kinds else f"{{kind: {kinds[0]}, ...}}"
-        return f"{_shown(value)} is {_named(value)}: give a mapping with its kind ({_either(kinds)}), as {example}"
+        return f"{_shown(value)} is {_named(value)}: give a mapping with its kind ({either(kinds)}), as {example}"
     if value is None:
         return f"nothing is given (null): give {_WANTED.get(kind, 'a value')}{wanted}"
     if kind not in _WANTED:  # pydantic's own words are a sentence
         return f"{_shown(value)} cannot stand here: {detail['msg'][:1].lower()}{detail['msg'][1:]}{wanted}"
     return f"{_shown(value)} is {_named(value)}: give {_WANTED[kind]}{wanted}"
-
-
-_MAPPINGS = frozenset(("dict_type", "model_type", "model_attributes_type"))
-_WANTED = {
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "tuple_type": "a list, [...]",
-    "dict_type": "a mapping, {key: value}",
-    "model_type": "a mapping, {key: value}",
-    "model_attributes_type": "a mapping, {key: value}",
-    "invalid_key": "keys that are text",
-}
 
 
 def _unknown_key(path: KeyPath, schema: type[BaseModel], data: object) -> str:
@@ -162,36 +159,22 @@ def _text_for_number(text: str, kind: str, key: str, wanted: str) -> str:
 
 
 def _range(field: FieldInfo | None) -> str:
-    """``in (0, 1]``, or ``above 0``."""
-    low, high = None, None
-    for limit in _limits(field):
-        if hasattr(limit, "gt"):
-            low = (f"above {limit.gt:g}", f"({limit.gt:g}")
-        elif hasattr(limit, "ge"):
-            low = (f"of at least {limit.ge:g}", f"[{limit.ge:g}")
-        elif hasattr(limit, "lt"):
-            high = (f"below {limit.lt:g}", f"{limit.lt:g})")
-        elif hasattr(limit, "le"):
-            high = (f"of at most {limit.le:g}", f"{limit.le:g}]")
-    if low and high:
-        return f"in {low[1]}, {high[1]}".replace("e+0", "e")
-    return (low or high or ("that is finite",))[0].replace("e+0", "e")
-
-
-def _limits(field: FieldInfo | None) -> Iterator[Any]:
-    """Range limits of a field, those inside an optional type too."""
-    if field is None:
-        return
-    pending: list[Any] = [*field.metadata, field.annotation]
+    """``in (0, 1]``, or ``above 0``: the limits of a field, those inside an optional type too."""
+    limits: dict[str, list[str]] = {}
+    pending: list[Any] = [] if field is None else [*field.metadata, field.annotation]
     while pending:
         item = pending.pop(0)
-        if any(hasattr(item, name) for name in ("gt", "ge", "lt", "le")):
-            yield item
+        for name, forms in _LIMITS.items():
+            if hasattr(item, name):
+                limits[name[0]] = [form.format(getattr(item, name)).replace("e+0", "e") for form in forms]
         metadata = getattr(item, "__metadata__", ()) or getattr(item, "metadata", ())
         if isinstance(metadata, tuple | list):
             pending.extend(metadata)
         if get_origin(item) is not Literal:
             pending.extend(get_args(item))
+    if len(limits) == 2:
+        return f"in {limits['g'][1]}, {limits['l'][1]}"
+    return next(iter(limits.values()), ["that is finite"])[0]
 
 
 def _untagged(location: tuple[str | int, ...], data: object) -> KeyPath:
@@ -200,12 +183,10 @@ def _untagged(location: tuple[str | int, ...], data: object) -> KeyPath:
     node: object = data
     fresh = True  # the tag comes right after entering the mapping it tells apart
     for part in location:
-        if fresh and isinstance(node, dict) and "kind" in node and part == node["kind"]:
-            fresh = False
-            continue
-        path.append(part)
-        node = _child(node, part)
-        fresh = True
+        fresh = not (fresh and isinstance(node, dict) and "kind" in node and part == node["kind"])
+        if fresh:
+            path.append(part)
+            node = _child(node, part)
     return tuple(path)
 
 
@@ -233,14 +214,14 @@ def _section(schema: type[BaseModel], path: KeyPath, data: object) -> type[BaseM
 
 
 def _field(schema: type[BaseModel], path: KeyPath, data: object) -> FieldInfo | None:
-    names = [part for part in path if isinstance(part, str)]
-    if not names:
+    while path and not isinstance(path[-1], str):
+        path = path[:-1]
+    if not path:
         return None
-    at = max(index for index, part in enumerate(path) if isinstance(part, str))
-    section = _section(schema, path[:at], data)
-    if section is None and at:  # a key of a mapping that the scenario's author names: its field is the mapping's
-        return _field(schema, path[:at], data)
-    return section.model_fields.get(names[-1]) if section is not None else None
+    section = _section(schema, path[:-1], data)
+    if section is None:  # a key of a mapping that the scenario's author names: its field is the mapping's
+        return _field(schema, path[:-1], data)
+    return section.model_fields.get(str(path[-1]))
 
 
 def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -276,17 +257,12 @@ def _keys(schema: type[BaseModel], above: tuple[str, ...]) -> Iterator[tuple[str
 
 def _nearest(word: str, choices: list[str]) -> str:
     near = difflib.get_close_matches(word, choices, n=1)
-    return f"did you mean {near[0]}? It can be {_either(choices)}" if near else f"give {_either(choices)}"
-
-
-def _either(choices: list[str]) -> str:
-    return " or ".join([", ".join(choices[:-1]), choices[-1]] if len(choices) > 1 else choices)
+    return f"did you mean {near[0]}? It can be {either(choices)}" if near else f"give {either(choices)}"
 
 
 def _shown(value: object) -> str:
     """A value as the file has it, cut short."""
-    text = {True: "true", False: "false", None: "null"}.get(value, "") if isinstance(value, bool | None) else ""
-    text = text or repr(value)
+    text = json.dumps(value) if isinstance(value, bool | None) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
