@@ -83,6 +83,17 @@ def test_several_scenarios_are_in_one_document_and_failures_on_standard_error(ti
     assert "No available memory" in shown.err
 
 
+def test_an_export_says_what_each_run_was_asked(tiny):
+    swept = "sweep={workload.arrivals.rate_rps: [4, 8], engine.tensor_parallel_size: [1, 2]}"
+    options = ("--set", swept, "--set", "workload.max_in_flight=6", "--export", "vllm")
+    assert command("run", tiny, *options) == 0
+    written = [json.loads(path.read_text()) for path in Path("results/tiny/exports").glob("*.vllm.json")]
+    asked = sorted((one["request_rate"], one["tensor_parallel_size"]) for one in written)
+    assert asked == [(rate, split) for rate in (4.0, 8.0) for split in (1, 1, 2, 2)]
+    assert {one["max_concurrency"] for one in written} == {6}
+    assert all(0 < one["request_goodput"] <= one["request_throughput"] for one in written)
+
+
 def test_resuming_is_told_on_standard_error(tiny, capsys):
     assert command("run", tiny, "--json") == 0
     capsys.readouterr()

@@ -14,11 +14,10 @@ from servecast.cli.compare import compare
 from servecast.cli.diff import diff
 from servecast.cli.explain import explain
 from servecast.cli.fit import fit
-from servecast.cli.list import list_
+from servecast.cli.list import list_, schema
 from servecast.cli.options import EXIT_INPUT, EXIT_INTERRUPTED
 from servecast.cli.plan import plan
 from servecast.cli.run import run
-from servecast.cli.schema import schema
 from servecast.cli.trace import trace
 from servecast.cli.validate import validate
 from servecast.errors import InputError

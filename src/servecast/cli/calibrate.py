@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from servecast.cli import device as devices
-from servecast.cli.options import Device, Model  # noqa: TC001
+from servecast.cli import terminal
+from servecast.cli.options import Device, Model, device_module
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def calibrate(
 
         servecast calibrate --model llama-3.1-8b --device cuda:0 -o calibration/my-gpu.yaml
     """
-    calibrating = devices.load("calibrate")
+    calibrating = device_module("calibrate")
     from servecast.specs import catalogue
 
     request: Request = calibrating.Request(
@@ -62,13 +62,10 @@ def calibrate(
 
 def _print(found: Calibration, report: Any, spec: ModelSpec, output: Path) -> None:
     """The tables and notes, and the figures beside the profile."""
-    from servecast.cli import terminal
     from servecast.report import device_charts
     from servecast.report.charts.files import encoded
 
-    terminal.print_tables(report.tables)
-    for note in report.notes:
-        print(note)
+    terminal.print_tables(report.tables, report.notes)
     for chart in (device_charts.fitted(found), device_charts.roofline(found, spec)):
         path = output.with_suffix(f".{chart.name}.svg")
         try:
@@ -93,4 +90,4 @@ def _progress(progress: Progress) -> None:
     if sys.stderr.isatty():
         print(f"\r{made} of {total}, {left_s:.0f} s left, {last[:60]:60}", end="", file=sys.stderr, flush=True)
     elif made % 100 == 0 or made == total:
-        devices.say(f"{made} of {total}, {left_s:.0f} s left")
+        terminal.aside(f"{made} of {total}, {left_s:.0f} s left")

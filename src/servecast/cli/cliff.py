@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from servecast.cli import device as devices
-from servecast.cli.options import Device, Model  # noqa: TC001 (typer reads the annotations)
+from servecast.cli import terminal
+from servecast.cli.options import Device, Model, device_module
 from servecast.errors import InputError
 
 
@@ -40,15 +40,14 @@ def cliff(
         raise InputError("--policy", f"{policy!r} has no cliff, it preempts or is unknown: use {remedy}")
     if memory_gb is not None and not 0 < memory_gb < math.inf:
         raise InputError("--memory-gb", f"{memory_gb:g} must be > 0 and finite")
-    module = devices.load("cliff")
+    module = device_module("cliff")
     limit_bytes = module.usual_limit_bytes(device) if memory_gb is None else round(memory_gb * 1e9)
-    from servecast.cli import terminal
     from servecast.specs import catalogue
 
     spec = catalogue.model(model)
     case = module.CliffCase(spec, device, dtype or spec.dtype, prompt, output, limit_bytes, policy=policy)
     found = module.cliff(
-        case, lambda made: devices.say(f"{made.rows} rows: {'fits' if made.fitted else 'out of memory'}")
+        case, lambda made: terminal.aside(f"{made.rows} rows: {'fits' if made.fitted else 'out of memory'}")
     )
     heads = ("", "rows", "forecast [MB]", "measured [MB]", "error")
     measured = "-" if found.measured_bytes is None else f"{found.measured_bytes / 1e6:.1f}"

@@ -49,7 +49,10 @@ def fit(
     from servecast.cli import terminal
     from servecast.cost import profile as profiles
 
-    _require_a_place(output)
+    if output.suffix not in {".yaml", ".yml"}:
+        raise InputError("--output", f"{str(output)!r} is no YAML file: name it like calibration/mine.yaml")
+    if not output.parent.is_dir():
+        raise InputError("--output", f"there is no folder {output.parent}: make it first")
     with terminal.busy("fitting, then again on each resample for the intervals"):
         profile, report = sources.fit(
             measured, model=model, device=device, name=output.stem, engine=engine, source=source,
@@ -57,14 +60,5 @@ def fit(
             host_steps=host_steps, all_reduce=all_reduce,
         )  # fmt: skip
     profiles.save(profile, output)
-    terminal.print_tables(report.tables)
-    for note in report.notes:
-        print(note)
+    terminal.print_tables(report.tables, report.notes)
     print(f"profile: {output}")
-
-
-def _require_a_place(output: Path) -> None:
-    if output.suffix not in {".yaml", ".yml"}:
-        raise InputError("--output", f"{str(output)!r} is no YAML file: name it like calibration/mine.yaml")
-    if not output.parent.is_dir():
-        raise InputError("--output", f"there is no folder {output.parent}: make it first")

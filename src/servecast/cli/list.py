@@ -1,4 +1,4 @@
-"""``servecast list``: what is shipped."""
+"""``servecast list`` and ``servecast schema``: what is shipped, and what a scenario file may hold."""
 
 from __future__ import annotations
 
@@ -45,3 +45,16 @@ def list_(
         print(dumps({"schema_version": 1, "list": what.value, "rows": rows}))
         return
     terminal.print_tables([listed])
+
+
+def schema() -> None:
+    """Print the JSON Schema of a scenario, for editors.
+
+    Examples:
+
+        servecast schema > scenario.schema.json
+    """
+    from servecast.files import dumps
+    from servecast.scenario import Scenario
+
+    print(dumps(Scenario.model_json_schema(), indent=2))

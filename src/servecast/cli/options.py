@@ -1,9 +1,10 @@
-"""Options that several commands share, and how commands end."""
+"""Options that several commands share, how commands end, and how they reach what computes on a device."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -72,3 +73,16 @@ def forms(figures: str) -> tuple[str, ...]:
 
         require_png()
     return named
+
+
+def device_module(name: str) -> Any:
+    """A module that computes on a device, and loads torch.
+
+    Raises InputError where torch is missing.
+    """
+    try:
+        return importlib.import_module(f"servecast.device.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise InputError("torch", "is not installed: pip install 'servecast[device]'") from None

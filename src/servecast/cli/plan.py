@@ -8,33 +8,21 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from servecast.cli.options import (
-    EXIT_MISSED,
-    AsJson,
-    Changes,
-    Figures,
-    Fresh,
-    Jobs,
-    Out,
-    Scenario,
-    WorkloadSeed,
-    forms,
-    overrides,
-)
+from servecast.cli import options
 
 if TYPE_CHECKING:
     from servecast.plan.answer import Plan
 
 
 def plan(
-    scenario: Scenario,
-    changes: Changes = [],  # noqa: B006 (typer copies it)
-    out: Out = Path("results"),
-    jobs: Jobs = 1,
-    seed: WorkloadSeed = None,
-    fresh: Fresh = False,
-    figures: Figures = "",
-    as_json: AsJson = False,
+    scenario: options.Scenario,
+    changes: options.Changes = [],  # noqa: B006 (typer copies it)
+    out: options.Out = Path("results"),
+    jobs: options.Jobs = 1,
+    seed: options.WorkloadSeed = None,
+    fresh: options.Fresh = False,
+    figures: options.Figures = "",
+    as_json: options.AsJson = False,
 ) -> None:
     """Find the fewest GPUs that meet a goal, the highest load, the price of a million tokens, and how sure that is.
 
@@ -55,16 +43,16 @@ def plan(
     from servecast.run.store import opened
     from servecast.scenario import load
 
-    drawn = forms(figures)
-    loaded = load(scenario, overrides(changes, seed))
+    drawn = options.forms(figures)
+    loaded = load(scenario, options.overrides(changes, seed))
     results = out / f"{loaded.name}-plan"
     with opened(results, fresh=fresh, refuse=refuse_strangers) as store:
         try:
             with terminal.progress(loaded.name) as progress:
                 made = make_plan(loaded, jobs, progress, store)
         except KeyboardInterrupt:
-            remedy = "interrupted; the same command goes on from what was simulated"
-            raise KeyboardInterrupt(f"{loaded.name}: {remedy}") from None
+            said = f"{loaded.name}: interrupted; the same command goes on from what was simulated"
+            raise KeyboardInterrupt(said) from None
         basis = basis_of(loaded, made)
         page = write_plan(made, results, basis, drawn)
     if made.resumed:
@@ -76,7 +64,7 @@ def plan(
         _print(made)
         terminal.say(f"plan: {page}")
     if made.best is None:
-        raise typer.Exit(EXIT_MISSED)
+        raise typer.Exit(options.EXIT_MISSED)
 
 
 def _print(made: Plan) -> None:

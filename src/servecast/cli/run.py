@@ -10,25 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from servecast.cli.options import (
-    EXIT_INPUT,
-    EXIT_INTERRUPTED,
-    AllNotes,
-    AsCsv,
-    AsJson,
-    Changes,
-    Figures,
-    Fresh,
-    Jobs,
-    Out,
-    WorkloadSeed,
-    forms,
-    overrides,
-)
+from servecast.cli import options
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
     from servecast.against.device.execute import OnDevice
+    from servecast.engine import Run
     from servecast.run.cluster import Cluster
     from servecast.run.results import Results
     from servecast.run.store import Store
@@ -72,15 +59,15 @@ class _Command:
 
 def run(
     scenarios: Annotated[list[str], typer.Argument(metavar="SCENARIO", help="Files, or names of shipped scenarios.")],
-    changes: Changes = [],  # noqa: B006 (typer copies it)
-    out: Out = Path("results"),
-    jobs: Jobs = 1,
-    seed: WorkloadSeed = None,
+    changes: options.Changes = [],  # noqa: B006 (typer copies it)
+    out: options.Out = Path("results"),
+    jobs: options.Jobs = 1,
+    seed: options.WorkloadSeed = None,
     export: Annotated[
         list[_Export],
         typer.Option(help="Also write each run as vLLM's result JSON, an llm-d report, or a Perfetto trace."),
     ] = [],  # noqa: B006
-    fresh: Fresh = False,
+    fresh: options.Fresh = False,
     backend: Annotated[_Backend, typer.Option(help="local: here; dask: a cluster's workers.")] = _Backend.local,
     scheduler: Annotated[
         str | None,
@@ -90,11 +77,11 @@ def run(
         str | None,
         typer.Option(metavar="DEVICE", help="Compute the steps on cpu, cuda or cuda:N instead, into OUT/executed."),
     ] = None,
-    figures: Figures = "",
-    as_csv: AsCsv = False,
+    figures: options.Figures = "",
+    as_csv: options.AsCsv = False,
     wide: Annotated[bool, typer.Option("--wide", help="Print all metrics, not only those that fit.")] = False,
-    notes: AllNotes = False,
-    as_json: AsJson = False,
+    notes: options.AllNotes = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Simulate scenarios: tables and a page for each.
 
@@ -115,28 +102,28 @@ def run(
     """
     from servecast.run import cluster
 
-    loaded = _loaded(scenarios, overrides(changes, seed))
+    loaded = _loaded(scenarios, options.overrides(changes, seed))
     device = None if execute is None else _executing(execute, jobs, scheduler)
     # Beside the forecast of the same name, so that the two can be compared.
     place = out if device is None else out / "executed"
-    kinds, drawn = tuple(kind.value for kind in export), forms(figures)
+    kinds, drawn = tuple(kind.value for kind in export), options.forms(figures)
+    documents: list[dict[str, Any]] | None = [] if as_json else None
     with cluster.chosen(backend.value, scheduler) as there:
-        _run_all(
-            loaded,
-            _Command(place, jobs, fresh, kinds, drawn, as_csv, wide, notes, there, device, [] if as_json else None),
-        )
+        asked = _Command(place, jobs, fresh, kinds, drawn, as_csv, wide, notes, there, device, documents)
+        _run_all(loaded, asked)
 
 
 def _loaded(names: list[str], changed: dict[str, object]) -> list[Scenario]:
     """The scenarios; no two of one name, since they would share a folder."""
-    from servecast import scenario
+    from servecast.scenario import load
 
-    loaded = [scenario.load(name, changed) for name in names]
-    named = [each.name for each in loaded]
-    for name in named:
-        if named.count(name) > 1:
-            raise InputError("scenario.name", f"{name!r} is the name of two scenarios: they would share one folder")
-    return loaded
+    loaded = {}
+    for scenario in (load(name, changed) for name in names):
+        if scenario.name in loaded:
+            problem = f"{scenario.name!r} is the name of two scenarios: they would share one folder"
+            raise InputError("scenario.name", problem)
+        loaded[scenario.name] = scenario
+    return list(loaded.values())
 
 
 def _executing(device: str, jobs: int, scheduler: str | None) -> OnDevice:
@@ -144,11 +131,9 @@ def _executing(device: str, jobs: int, scheduler: str | None) -> OnDevice:
 
     Raises InputError where it, or torch, is not there, and for several jobs, which would disturb each other's times.
     """
-    from servecast.cli.device import load
-
     if jobs != 1:
         raise InputError("--jobs", f"{jobs} runs at a time on one device would disturb each other's times: use 1")
-    load("executor")
+    options.device_module("executor")
     from servecast.against.device.execute import OnDevice
 
     if scheduler is not None:
@@ -166,7 +151,7 @@ def _run_all(scenarios: list[Scenario], command: _Command) -> None:
 
             print(as_json.text(command.documents))
     if incomplete:
-        raise typer.Exit(EXIT_INPUT)
+        raise typer.Exit(options.EXIT_INPUT)
 
 
 def _run_one(scenario: Scenario, command: _Command) -> bool:
@@ -175,7 +160,7 @@ def _run_one(scenario: Scenario, command: _Command) -> bool:
     from servecast.run.store import opened
     from servecast.scenario import seen_from
 
-    folder = command.out / scenario.name
+    folder, exports = command.out / scenario.name, None
     with opened(folder, fresh=command.fresh) as store:  # for this process alone, to its end
         results = _simulated(scenario, command, store)
         if results.resumed:
@@ -184,13 +169,18 @@ def _run_one(scenario: Scenario, command: _Command) -> bool:
             print(resumed, file=sys.stdout if command.documents is None else sys.stderr)
         placed = replace(results, scenario=seen_from(folder.resolve(), results.scenario))
         page = report.write_run(placed, command.out, command.figures, as_csv=command.as_csv)
-        exported = _export(scenario, results, folder / "exports", command.exports) if command.exports else None
-        _print(scenario, results, command, page, exported)
+        if command.exports:
+            exports = folder / "exports"
+            _export(scenario, results, exports, command.exports)
+        if command.documents is None:
+            _print(scenario, results, command, page, exports)
+        else:
+            command.documents.append(report.as_json.scenario(results, page.parent, exports))
     for failure in results.failures:
         print(f"{scenario.name} ({failure.which}): {failure.place}: {failure.problem}", file=sys.stderr)
     if results.missing:
         print(f"{scenario.name}: interrupted, {results.missing} runs were not made", file=sys.stderr)
-        raise typer.Exit(EXIT_INTERRUPTED)
+        raise typer.Exit(options.EXIT_INTERRUPTED)
     return not results.failures
 
 
@@ -202,55 +192,44 @@ def _simulated(scenario: Scenario, command: _Command, store: Store) -> Results:
     device = command.device
     with terminal.progress(scenario.name) as progress:
         results = simulate(
-            scenario,
-            jobs=command.jobs,
-            progress=progress,
-            store=store if device is None else None,
-            cluster=command.cluster,
-            machines=device,
-        )
+            scenario, jobs=command.jobs, progress=progress, store=store if device is None else None,
+            cluster=command.cluster, machines=device,
+        )  # fmt: skip
     if device is None:
         return results
     measured = {"cost_model": "none: steps were executed", "calibrated": True, "executed_on": device.name}
-    derived = {**results.scenario["derived"], **measured}
-    return replace(
-        results,
-        roof=results.roof and replace(results.roof, calibrated=True),
-        scenario={**results.scenario, "derived": derived},
-        notes=(device.described(), *results.notes),
-    )
+    written = {**results.scenario, "derived": {**results.scenario["derived"], **measured}}
+    roof, notes = results.roof and replace(results.roof, calibrated=True), (device.described(), *results.notes)
+    return replace(results, roof=roof, scenario=written, notes=notes)
 
 
-def _print(scenario: Scenario, results: Results, command: _Command, page: Path, exported: Path | None) -> None:
-    """For people, or into the document of --json."""
-    if command.documents is not None:
-        from servecast.report import as_json
-
-        command.documents.append(as_json.scenario(results, page.parent, exported))
-        return
+def _print(scenario: Scenario, results: Results, command: _Command, page: Path, exports: Path | None) -> None:
     from servecast.cli.results import print_results
 
     print_results(scenario, results, wide=command.wide, all_notes=command.all_notes)
     print(f"report: {page}")
-    if exported:
-        print(f"exports: {exported}")
+    if exports:
+        print(f"exports: {exports}")
 
 
-def _export(scenario: Scenario, results: Results, folder: Path, kinds: tuple[str, ...]) -> Path:
-    """Write every run as other tools' files; the folder."""
+def _export(scenario: Scenario, results: Results, folder: Path, kinds: tuple[str, ...]) -> None:
+    """Write every run as other tools' files, those that were asked the same at a time."""
+    from servecast.metrics import Slo
     from servecast.report.exports import write_exports
+    from servecast.scenario import points
 
-    runs = [
-        ("-".join(filter(None, (outcome.policy, outcome.point, f"seed{outcome.seed}"))), outcome.run)
-        for outcome in results.outcomes
-        if outcome.run is not None
-    ]
-    write_exports(
-        folder,
-        kinds,
-        runs,
-        model=scenario.model,
-        device=scenario.profile or scenario.device or "",
-        native=scenario.model_dump(mode="json"),
-    )
-    return folder
+    at = {(point.label, point.seed): point.scenario for point in points(scenario)}
+    alike: dict[tuple[Any, ...], list[tuple[str, Run]]] = {}
+    for outcome in results.outcomes:
+        if outcome.run is not None:
+            here = at[outcome.point, outcome.seed]
+            split, most = outcome.hardware.tensor_parallel, here.workload.max_in_flight
+            asked = (split, here.slo, outcome.row["requested_rps"], most)
+            name = "-".join(filter(None, (outcome.policy, outcome.point, f"seed{outcome.seed}")))
+            alike.setdefault(asked, []).append((name, outcome.run))
+    for (split, slo, rate_rps, most), runs in alike.items():
+        write_exports(
+            folder, kinds, runs, model=scenario.model, device=scenario.profile or scenario.device or "",
+            tensor_parallel=split, slo=slo and Slo(**dict(slo)), rate_rps=rate_rps, max_in_flight=most,
+            native=scenario.model_dump(mode="json"),
+        )  # fmt: skip

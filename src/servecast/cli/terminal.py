@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from servecast.text import Table
 
 WIDTH = 100  # of tables and settings, where the terminal is not narrower
-PIPE_WIDTH = 400  # of sentences, where neither a terminal nor COLUMNS limits the width
-NARROWEST = 40
+_PIPE_WIDTH = 400  # of sentences, where neither a terminal nor COLUMNS limits the width
+_NARROWEST = 40
 
 
 def console() -> Console:
     """Standard output: text as it is, without colour by guess or markup."""
     from rich.console import Console
 
-    return Console(width=_columns() or PIPE_WIDTH, highlight=False, markup=False, emoji=False)
+    return Console(width=_columns() or _PIPE_WIDTH, highlight=False, markup=False, emoji=False)
 
 
 def _columns() -> int | None:
     """How wide the output may be: what COLUMNS says, else the terminal; None where neither limits it."""
     said = os.environ.get("COLUMNS", "")
     if said.isdecimal() and int(said):
-        return max(int(said), NARROWEST)
+        return max(int(said), _NARROWEST)
     return os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
 
 
@@ -45,13 +45,16 @@ def width() -> int:
 
 def say(text: str, indent: int = 0) -> None:
     """Print a sentence, wrapped where the width is limited; what follows its first line is set in further."""
-    width = console().width
-    first = " " * indent
-    if width >= PIPE_WIDTH:
-        print(first + text)
-        return
+    width, first = console().width, " " * indent
     rest = first + "  " if indent else ""
-    print(textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False))
+    if width < _PIPE_WIDTH:
+        text = textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+    print(text if width < _PIPE_WIDTH else first + text)
+
+
+def aside(text: str) -> None:
+    """Print how far a measurement is, on standard error."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def say_verdict(verdict: Verdict) -> None:
@@ -61,10 +64,12 @@ def say_verdict(verdict: Verdict) -> None:
         say(sentence, 2)
 
 
-def print_tables(tables: Iterable[Table]) -> None:
-    """Print tables under each other."""
+def print_tables(tables: Iterable[Table], notes: Iterable[str] = ()) -> None:
+    """Print tables under each other, and notes below them."""
     for table in tables:
         print_table(table.title, table.columns, table.rows)
+    for note in notes:
+        print(note)
 
 
 def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

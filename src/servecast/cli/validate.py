@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from servecast.cli import device as devices
-from servecast.cli.options import EXIT_INTERRUPTED, EXIT_MISSED, Device, Figures, forms
+from servecast.cli import terminal
+from servecast.cli.options import EXIT_INTERRUPTED, EXIT_MISSED, Device, Figures, device_module, forms
 
 
 def validate(
@@ -30,15 +30,14 @@ def validate(
         servecast validate scenarios/validation/cpu.yaml --device cpu
     """
     drawn = forms(figures)
-    devices.load("executor")
+    device_module("executor")
     from servecast.against.device.validate import validate as run
-    from servecast.cli import terminal
     from servecast.report import write_validation
     from servecast.report.validation_words import tables
     from servecast.report.verdicts.validate import verdict
 
     try:
-        found = run(file, device, lambda made: devices.say(f"{made.made} of {made.total}: {made.at_work}"), seed)
+        found = run(file, device, lambda made: terminal.aside(f"{made.made} of {made.total}: {made.at_work}"), seed)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted before the first run had ended: there is nothing to tell yet") from None
     page = write_validation(found, out / found.name, drawn)

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from servecast.metrics import LATENCIES, METRICS, PERCENTILES
 from servecast.scenario.keypath import parse
-from servecast.scenario.sections import Section, listed, refuse
+from servecast.scenario.sections import Section, listed, optional, refuse
 from servecast.text import either
 
 if TYPE_CHECKING:
@@ -91,14 +91,14 @@ class Goal(Section):
     slo: Annotated[dict[str, float], AfterValidator(_targets)] = Field(
         description="statistic: target, like ttft_p99_s: 1.0; slo_attainment is of the targets in slo:"
     )
-    rate_rps: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="load to be served, in requests a second; null: as the workload has it"
+    rate_rps: Annotated[float, Field(gt=0)] | None = optional(
+        "load to be served, in requests a second; null: as the workload has it"
     )
     allow_out_of_memory: bool = Field(False, description="true: crashes are no reason against a plan")
     usd_per_gpu_hour: dict[str, _Price] = Field(
         default_factory=dict, description="device: US dollars an hour for one; others cost cost.usd_per_gpu_hour"
     )
-    api: ApiPrice | None = Field(None, description="an API's prices to compare with")
+    api: ApiPrice | None = optional("an API's prices to compare with")
 
 
 class Search(Section):

@@ -33,9 +33,8 @@ def parse(text: str, place: str) -> KeyPath:
 
 def written(path: Iterable[str | int]) -> str:
     """A key path as errors and columns show it: ``policies[0].batch_size``."""
-    return "".join(f"[{part}]" if isinstance(part, int) or part == "*" else f".{part}" for part in path).removeprefix(
-        "."
-    )
+    parts = (f"[{part}]" if isinstance(part, int) or part == "*" else f".{part}" for part in path)
+    return "".join(parts).removeprefix(".")
 
 
 def assign(data: dict[Any, Any], path: KeyPath, value: object, place: str) -> None:

@@ -16,11 +16,10 @@ from servecast import resources
 from servecast.errors import InputError, PointError, SlipError
 from servecast.files import plain
 from servecast.scenario.document import read as read_document
-from servecast.scenario.engine_defaults import settle
 from servecast.scenario.keypath import assign, parse
 from servecast.scenario.remedies import input_error
 from servecast.scenario.schema import Scenario
-from servecast.scenario.serving import serving
+from servecast.scenario.serving import serving, settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -41,8 +40,7 @@ class Point(NamedTuple):
     scenario: Scenario
 
 
-#: More than anybody means: what comes near it is a slip of a digit.
-MOST_POINTS = 100_000
+_MOST_POINTS = 100_000  # what comes near it is a slip of a digit
 
 
 def load(path: str | Path, overrides: Mapping[str, object] | None = None) -> Scenario:
@@ -73,15 +71,14 @@ def _unswept(data: dict[str, Any], overrides: Mapping[str, object]) -> dict[str,
     if not isinstance(sweep, dict):
         return data
     given = [parse(key, f"--set {key}") for key in overrides]
-    kept = {key: values for key, values in sweep.items() if not _is_one_of(key, given)}
-    return {**data, "sweep": kept}
 
+    def kept(key: object) -> bool:
+        try:
+            return parse(str(key), "scenario.sweep") not in given
+        except InputError:
+            return True  # said when the sweep itself is checked
 
-def _is_one_of(key: object, paths: list[KeyPath]) -> bool:
-    try:
-        return parse(str(key), "scenario.sweep") in paths
-    except InputError:
-        return False  # said when the sweep itself is checked
+    return {**data, "sweep": {key: values for key, values in sweep.items() if kept(key)}}
 
 
 def find(path: str | Path) -> Path:
@@ -95,9 +92,8 @@ def find(path: str | Path) -> Path:
         return resources.directory("scenarios") / f"{name}.yaml"
     near = difflib.get_close_matches(name, shipped, n=1)
     hint = f"did you mean {near[0]}?" if near else f"give a path, or one of {', '.join(shipped)}"
-    problem = (
-        "is a folder, not a scenario file" if file.is_dir() else "no such file, and no shipped scenario of that name"
-    )
+    folder = "is a folder, not a scenario file"
+    problem = folder if file.is_dir() else "no such file, and no shipped scenario of that name"
     raise InputError(str(path), f"{problem}: {hint}")
 
 
@@ -141,9 +137,9 @@ def grid(
     Raises InputError for too many points, and for a value that stands twice.
     """
     count = math.prod([len(values) for values in scenario.sweep.values()]) * scenario.seeds
-    if count > MOST_POINTS:
-        where = "scenario.seeds" if scenario.seeds > MOST_POINTS else place
-        raise InputError(where, f"makes {count:,} points; give at most {MOST_POINTS:,}, or several scenarios")
+    if count > _MOST_POINTS:
+        where = "scenario.seeds" if scenario.seeds > _MOST_POINTS else place
+        raise InputError(where, f"makes {count:,} points; give at most {_MOST_POINTS:,}, or several scenarios")
     for key, choices in scenario.sweep.items():
         shown = [_shown(choice) for choice in choices]
         for choice in shown:
@@ -164,12 +160,10 @@ def _points_at(scenario: Scenario, data: dict[str, Any], given: dict[str, Any], 
     at_point = _at(data, given, label, place) if given else scenario.model_copy(update={"sweep": {}, "seeds": 1})
     if any(entry.like is not None for entry in at_point.policies):
         at_point = settle(at_point, serving(at_point).device)
-    first = at_point.workload.seed
-    found = []
-    for seed in range(first, first + scenario.seeds):
-        workload = at_point.workload.model_copy(update={"seed": seed})
-        found.append(Point(label, swept, seed, at_point.model_copy(update={"workload": workload})))
-    return found
+    workload = at_point.workload
+    seeds = range(workload.seed, workload.seed + scenario.seeds)
+    seeded = [at_point.model_copy(update={"workload": workload.model_copy(update={"seed": seed})}) for seed in seeds]
+    return [Point(label, swept, each.workload.seed, each) for each in seeded]
 
 
 def _shown(value: Any) -> str | int | float | bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from servecast.scenario.engine_defaults import settle
 from servecast.scenario.loading import points
-from servecast.scenario.serving import memory_budget, serving
+from servecast.scenario.serving import memory_budget, serving, settle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from servecast.memory import MemoryBudget
     from servecast.scenario.schema import Scenario
 
-GIB = 1 << 30
+_GIB = 1 << 30
 
 
 def resolved(scenario: Scenario, shown: Scenario | None = None) -> dict[str, Any]:
@@ -47,16 +46,19 @@ def resolved(scenario: Scenario, shown: Scenario | None = None) -> dict[str, Any
 
 
 def _budget(budget: MemoryBudget) -> dict[str, Any]:
+    sizes = {
+        "usable": budget.usable_bytes,
+        "weights": budget.weight_bytes,
+        "activations": budget.activation_bytes,
+        "overhead": budget.overhead_bytes,
+        "kv": budget.kv_bytes,
+    }
     return {
         "kv_blocks": budget.kv_blocks,
         "kv_tokens": budget.kv_tokens,
         "max_model_len": budget.max_model_len,
         "kv_cache_dtype": budget.kv_dtype,
-        "usable_gib": round(budget.usable_bytes / GIB, 3),
-        "weights_gib": round(budget.weight_bytes / GIB, 3),
-        "activations_gib": round(budget.activation_bytes / GIB, 3),
-        "overhead_gib": round(budget.overhead_bytes / GIB, 3),
-        "kv_gib": round(budget.kv_bytes / GIB, 3),
+        **{f"{name}_gib": round(size / _GIB, 3) for name, size in sizes.items()},
     }
 
 

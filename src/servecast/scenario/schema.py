@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from servecast.policies import POLICIES
-from servecast.scenario.goals import Goal, RouterName, Search
-from servecast.scenario.sections import Described, Section, described, listed, one_of, refuse
+from servecast.scenario.goals import Goal, RouterName, Search, Values
+from servecast.scenario.sections import Described, Section, described, listed, one_of, optional, refuse
 from servecast.workload import arrivals as arrival_processes
 from servecast.workload import fitting, rates
 from servecast.workload import lengths as length_laws
@@ -43,10 +44,6 @@ def _existing(text: str, info: ValidationInfo, folder: bool = False) -> str:
     return str(path)
 
 
-def _existing_folder(text: str, info: ValidationInfo) -> str:
-    return _existing(text, info, folder=True)
-
-
 def _name_or_path(text: str, info: ValidationInfo) -> str:
     """A path where it looks like one (a slash alone does not: ``Qwen/Qwen3-14B`` is a name), else a name."""
     looks = text.startswith(("/", "./", "../", "~", "$")) or text.endswith((".json", ".yaml", ".yml"))
@@ -61,7 +58,7 @@ def _printable(text: str) -> str:
 
 
 FilePath: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_existing)]
-FolderPath: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_existing_folder)]
+FolderPath: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(partial(_existing, folder=True))]
 NameOrPath: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_name_or_path)]
 Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_printable)]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
@@ -78,19 +75,19 @@ class Engine(Section):
     """The serving engine's own settings, named as vLLM names them."""
 
     like: EngineVersion = Field("vllm-0.23", description="engine whose defaults are taken, as in vllm-0.23")
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="share of the device memory the engine may use, a fraction; null: the version's default"
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = optional(
+        "share of the device memory the engine may use, a fraction; null: the version's default"
     )
     block_size: Count = Field(16, description="tokens per KV block")
-    kv_blocks: Count | None = Field(None, description="usable KV blocks, instead of what the memory gives")
-    max_model_len: Annotated[int, Field(ge=2)] | None = Field(
-        None, description="longest prompt plus answer in tokens; null: the model's, or what the KV cache holds if less"
+    kv_blocks: Count | None = optional("usable KV blocks, instead of what the memory gives")
+    max_model_len: Annotated[int, Field(ge=2)] | None = optional(
+        "longest prompt plus answer in tokens; null: the model's, or what the KV cache holds if less"
     )
     kv_cache_dtype: Literal["auto", "bf16", "fp16", "fp8", "fp32"] = Field("auto", description="auto: the model's own")
-    quantization: Literal["fp8", "int8", "int4"] | None = Field(
-        None, description="number format of the linear layers' weights; null: the model's own"
+    quantization: Literal["fp8", "int8", "int4"] | None = optional(
+        "number format of the linear layers' weights; null: the model's own"
     )
-    tensor_parallel_size: Count | None = Field(None, description="GPUs for the model; null: the profile's, or 1")
+    tensor_parallel_size: Count | None = optional("GPUs for the model; null: the profile's, or 1")
     restart_s: NotNegative = Field(30.0, description="seconds the engine is down after running out of memory")
     enforce_eager: bool = Field(False, description="true: no CUDA graphs, and no memory for them")
 
@@ -101,9 +98,9 @@ class Engine(Section):
 class Slo(Section):
     """Service level objectives: a request is good if it meets every target given."""
 
-    ttft_s: Positive | None = Field(None, description="time to first token [s]")
-    tpot_s: Positive | None = Field(None, description="time per output token after the first [s]")
-    e2e_s: Positive | None = Field(None, description="arrival to last token [s]")
+    ttft_s: Positive | None = optional("time to first token [s]")
+    tpot_s: Positive | None = optional("time per output token after the first [s]")
+    e2e_s: Positive | None = optional("arrival to last token [s]")
     single_token: Literal["pass", "fail", "exclude"] = Field("pass", description="a one-token answer under tpot_s")
 
     @model_validator(mode="after")
@@ -120,9 +117,9 @@ class EmpiricalLength(Section):
     """Lengths from quantiles: one side of a shipped table, or a table written out."""
 
     kind: Literal["empirical"]
-    name: Name | None = Field(None, description="shipped quantiles: azure-conv-2023, azure-code-2023")
-    percentiles: listed(float) | None = Field(None, description="rising from 0 to 100")  # type: ignore[valid-type]
-    tokens: listed(float) | None = Field(None, description="the length at each percentile")  # type: ignore[valid-type]
+    name: Name | None = optional("shipped quantiles: azure-conv-2023, azure-code-2023")
+    percentiles: listed(float) | None = optional("rising from 0 to 100")  # type: ignore[valid-type]
+    tokens: listed(float) | None = optional("the length at each percentile")  # type: ignore[valid-type]
 
     @model_validator(mode="after")
     def _one_table(self) -> EmpiricalLength:
@@ -149,8 +146,8 @@ class Pairs(Section):
 
     kind: Literal["trace"]
     path: FilePath = Field(description="trace whose rows give the pairs")
-    max_prompt_tokens: Count | None = Field(None, description="leave out rows with longer prompts")
-    max_output_tokens: Count | None = Field(None, description="leave out rows with longer answers")
+    max_prompt_tokens: Count | None = optional("leave out rows with longer prompts")
+    max_output_tokens: Count | None = optional("leave out rows with longer answers")
 
 
 if TYPE_CHECKING:
@@ -209,12 +206,12 @@ class Tenant(Section):
 
     name: Name = Field(description="unique among the tenants")
     arrivals: Arrivals = Field(description="when its requests come")
-    lengths: Lengths | None = Field(None, description="prompt and output lengths together")
-    prompt_tokens: Length | None = Field(None, description="prompt lengths, instead of lengths")
-    output_tokens: Length | None = Field(None, description="output lengths, instead of lengths")
-    share: Positive | None = Field(None, description="part of the requests, in proportion; null: by the rates of all")
+    lengths: Lengths | None = optional("prompt and output lengths together")
+    prompt_tokens: Length | None = optional("prompt lengths, instead of lengths")
+    output_tokens: Length | None = optional("output lengths, instead of lengths")
+    share: Positive | None = optional("part of the requests, in proportion; null: by the rates of all")
     priority: int = Field(0, description="lower goes first, under scheduling_policy: priority")
-    slo: Slo | None = Field(None, description="its latency targets, all of them; null: those of the scenario")
+    slo: Slo | None = optional("its latency targets, all of them; null: those of the scenario")
 
     @model_validator(mode="after")
     def _one_kind_of_lengths(self) -> Tenant:
@@ -246,24 +243,22 @@ class ServeGen(Section):
 class Workload(Section):
     """What arrives: arrivals and lengths, a trace, tenants, conversations, or ServeGen's clients."""
 
-    arrivals: Arrivals | None = Field(
-        None, description="when requests come: poisson, gamma, constant, burst, closed ..."
-    )
-    lengths: Lengths | None = Field(None, description="prompt and output lengths together")
-    prompt_tokens: Length | None = Field(None, description="prompt lengths, instead of lengths")
-    output_tokens: Length | None = Field(None, description="output lengths, instead of lengths")
-    trace: Trace | None = Field(None, description="a recorded trace, instead of arrivals and lengths")
+    arrivals: Arrivals | None = optional("when requests come: poisson, gamma, constant, burst, closed ...")
+    lengths: Lengths | None = optional("prompt and output lengths together")
+    prompt_tokens: Length | None = optional("prompt lengths, instead of lengths")
+    output_tokens: Length | None = optional("output lengths, instead of lengths")
+    trace: Trace | None = optional("a recorded trace, instead of arrivals and lengths")
     tenants: listed(Tenant) | None = Field(  # type: ignore[valid-type]
         None, description="a mixture, instead of arrivals and lengths"
     )
-    conversations: Conversations | None = Field(None, description="sessions, instead of arrivals and lengths")
-    servegen: ServeGen | None = Field(None, description="ServeGen's clients, instead of arrivals and lengths")
-    requests: Annotated[int, Field(ge=1, le=20_000_000)] | None = Field(
-        None, description="how many requests (or conversations); of a trace, the first so many (null: all)"
+    conversations: Conversations | None = optional("sessions, instead of arrivals and lengths")
+    servegen: ServeGen | None = optional("ServeGen's clients, instead of arrivals and lengths")
+    requests: Annotated[int, Field(ge=1, le=20_000_000)] | None = optional(
+        "how many requests (or conversations); of a trace, the first so many (null: all)"
     )
     seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of arrivals and lengths")
-    max_in_flight: Count | None = Field(None, description="the client holds back what exceeds so many at the server")
-    network: Network | None = Field(None, description="the client's way to the server and back; null: none")
+    max_in_flight: Count | None = optional("the client holds back what exceeds so many at the server")
+    network: Network | None = optional("the client's way to the server and back; null: none")
 
     @model_validator(mode="after")
     def _one_source(self) -> Workload:
@@ -272,22 +267,16 @@ class Workload(Section):
         whole = [key for key in ("trace", "tenants", "conversations", "servegen") if getattr(self, key) is not None]
         if len(whole) > 1:
             raise refuse(f"{' and '.join(whole)} are given: keep one")
-        if whole:
-            if given:
-                source = whole[0].rstrip("s")
-                raise refuse(
-                    f"a {source} has its own arrivals and lengths: take out {' and '.join(given)}, or the {source}"
-                )
-            if self.requests is None and whole[0] in {"tenants", "conversations"}:
-                raise refuse("requests is missing: say how many, like requests: 1000")
-            return self
-        if self.arrivals is None:
+        if whole and given:
+            source, taken = whole[0].rstrip("s"), " and ".join(given)
+            raise refuse(f"a {source} has its own arrivals and lengths: take out {taken}, or the {source}")
+        if not whole and self.arrivals is None:
             raise refuse("nothing arrives: give arrivals, like {kind: poisson, rate_rps: 8}, or a trace")
         if self.lengths is not None and len(given) > 2:
             raise refuse("lengths are given twice: keep lengths, or prompt_tokens and output_tokens")
-        if self.lengths is None and len(given) < 3:
+        if not whole and self.lengths is None and len(given) < 3:
             raise refuse("lengths are missing: give lengths, or both prompt_tokens and output_tokens")
-        if self.requests is None:
+        if self.requests is None and whole[:1] not in (["trace"], ["servegen"]):
             raise refuse("requests is missing: say how many, like requests: 1000")
         return self
 
@@ -307,9 +296,9 @@ class Cost(Section):
 class PolicyEntry(Described):
     """One policy of the list: its ``kind``, the fields of its dataclass, and an optional name."""
 
-    name: Name | None = Field(None, description="unique name in tables and figures")
-    like: EngineVersion | None = Field(
-        None, description="continuous only: an engine whose defaults are taken for what is not given, as in vllm-0.19"
+    name: Name | None = optional("unique name in tables and figures")
+    like: EngineVersion | None = optional(
+        "continuous only: an engine whose defaults are taken for what is not given, as in vllm-0.19"
     )
 
     @model_validator(mode="after")
@@ -334,13 +323,9 @@ class PolicyEntry(Described):
 _POLICY_SECTIONS = [described(policy, kind=kind, above=PolicyEntry) for kind, policy in POLICIES.items()]
 
 if TYPE_CHECKING:
-    AnyPolicy: TypeAlias = PolicyEntry
     Policies: TypeAlias = tuple[PolicyEntry, ...]
-    Values: TypeAlias = tuple[Any, ...]
 else:
-    AnyPolicy = one_of(*_POLICY_SECTIONS)
-    Policies = listed(AnyPolicy)
-    Values = listed(Any)
+    Policies = listed(one_of(*_POLICY_SECTIONS))
 
 
 def policy_keys(kind: str) -> list[tuple[str, str, str]]:
@@ -374,29 +359,29 @@ class Scenario(Section):
         description="name of the results folder: letters, digits, . _ -",
     )
     model: NameOrPath = Field(description="catalogue name (servecast list models) or the path of a config.json")
-    profile: NameOrPath | None = Field(
-        None, description="calibrated device: a name (servecast list profiles) or the path of a profile"
+    profile: NameOrPath | None = optional(
+        "calibrated device: a name (servecast list profiles) or the path of a profile"
     )
-    device: NameOrPath | None = Field(
-        None, description="datasheet device, an uncalibrated roofline: a name (servecast list devices) or a path"
+    device: NameOrPath | None = optional(
+        "datasheet device, an uncalibrated roofline: a name (servecast list devices) or a path"
     )
     engine: Engine = Field(default_factory=lambda: Engine.model_validate({}), description="engine settings")
     workload: Workload = Field(description="what arrives")
     policies: Policies = Field(description="policies to compare")
-    slo: Slo | None = Field(None, description="latency targets")
-    cost: Cost | None = Field(None, description="price of the hardware")
+    slo: Slo | None = optional("latency targets")
+    cost: Cost | None = optional("price of the hardware")
     sweep: dict[str, Values] = Field(default_factory=dict, description="key path: list of values; several make a grid")
     seeds: Count = Field(1, description="repeats with workload.seed, +1, +2, ...")
-    horizon_s: Positive | None = Field(None, description="stop after so many seconds; null: when all is answered")
-    warmup_s: NotNegative | None = Field(None, description="seconds left out at the start; null: the whole run counts")
+    horizon_s: Positive | None = optional("stop after so many seconds; null: when all is answered")
+    warmup_s: NotNegative | None = optional("seconds left out at the start; null: the whole run counts")
     derived: dict[str, Any] | None = Field(
         None, exclude=True, description="written beside results for people to read; ignored when read back"
     )
-    cooldown_s: NotNegative | None = Field(None, description="seconds left out before the last arrival")
-    goal: Goal | None = Field(None, description="targets for servecast plan")
-    search: Search | None = Field(None, description="what servecast plan may change")
-    replicas: Count | None = Field(None, description="engines behind the router; null: one, and plan finds how many")
-    router: RouterName | None = Field(None, description="how requests are shared out; null: least_outstanding")
+    cooldown_s: NotNegative | None = optional("seconds left out before the last arrival")
+    goal: Goal | None = optional("targets for servecast plan")
+    search: Search | None = optional("what servecast plan may change")
+    replicas: Count | None = optional("engines behind the router; null: one, and plan finds how many")
+    router: RouterName | None = optional("how requests are shared out; null: least_outstanding")
 
     @model_validator(mode="before")
     @classmethod

@@ -81,6 +81,11 @@ def listed(item: Any) -> Any:
     return Annotated[tuple[item, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 
 
+def optional(description: str) -> Any:
+    """A key that may be left out, or null."""
+    return Field(None, description=description)
+
+
 def _as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 

@@ -1,4 +1,6 @@
-"""What stands behind a scenario's names: the model, the device, what steps cost, and the memory each policy gets."""
+"""What stands behind a scenario's names: the model, the device, what steps cost, the memory each policy gets, and what
+``like: vllm-0.19`` leaves to that engine.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from servecast.cost.profile import ProfileFile
     from servecast.memory import MemoryBudget
     from servecast.policies import Policy
-    from servecast.scenario.schema import Scenario
+    from servecast.scenario.schema import PolicyEntry, Scenario
     from servecast.specs.device import DeviceSpec
     from servecast.specs.model import ModelSpec
 
@@ -50,37 +52,62 @@ def serving(scenario: Scenario) -> Serving:
     """
     engine = scenario.engine
     kv_dtype = None if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
-    model = _placed("scenario.model", lambda: catalogue.model(scenario.model))
-    if engine.quantization is not None:
-        model = _quantized(scenario, model, engine.quantization)
+    model = _quantized(scenario, _placed("scenario.model", lambda: catalogue.model(scenario.model)))
+    profile, split = None, engine.tensor_parallel_size or 1
+    cost: CostModel
     if scenario.profile is None:
         device = _placed("scenario.device", lambda: catalogue.device(str(scenario.device)))
-        split = engine.tensor_parallel_size or 1
-        roofline = _placed("scenario.device", lambda: Roofline(model, device, split, kv_dtype))
-        return Serving(model, device, roofline, split, kv_dtype, _memory_share(scenario, device))
-    profile = _placed("scenario.profile", lambda: profiles.load(str(scenario.profile)))
-    device = _placed("scenario.profile", lambda: catalogue.device(profile.device))
-    split = engine.tensor_parallel_size or profile.tensor_parallel
-    _placed("scenario.profile", lambda: profile.require(model.name, split, kv_dtype))
-    return Serving(model, device, profile.cost(), split, kv_dtype, _memory_share(scenario, device), profile)
+        cost = _placed("scenario.device", lambda: Roofline(model, device, split, kv_dtype))
+    else:
+        profile = measured = _placed("scenario.profile", lambda: profiles.load(str(scenario.profile)))
+        device = _placed("scenario.profile", lambda: catalogue.device(measured.device))
+        split = engine.tensor_parallel_size or measured.tensor_parallel
+        _placed("scenario.profile", lambda: measured.require(model.name, split, kv_dtype))
+        cost = measured.cost()
+    share = engine.gpu_memory_utilization or memory.engine_defaults(device, engine.like).gpu_memory_utilization
+    return Serving(model, device, cost, split, kv_dtype, share, profile)
 
 
-def _quantized(scenario: Scenario, model: ModelSpec, dtype: str) -> ModelSpec:
-    """The model with the weights of its linear layers in another number format."""
-    place = "scenario.engine.quantization"
+def _quantized(scenario: Scenario, model: ModelSpec) -> ModelSpec:
+    """The model; the weights of its linear layers in another number format where the scenario wants that."""
+    place, dtype = "scenario.engine.quantization", scenario.engine.quantization
+    if dtype is None:
+        return model
     if scenario.profile is not None:
         problem = f"{dtype}, but profile {scenario.profile} was measured with the model's own weights: take it out, or "
         raise InputError(place, problem + "choose `device:` for the datasheet roofline")
     if model.weight_dtype is not None:
-        raise InputError(
-            place, f"{dtype}, but the weights of {model.name} are {model.weight_dtype} already: take it out"
-        )
+        problem = f"{dtype}, but the weights of {model.name} are {model.weight_dtype} already: take it out"
+        raise InputError(place, problem)
     return dataclasses.replace(model, weight_dtype=dtype)
 
 
-def _memory_share(scenario: Scenario, device: DeviceSpec) -> float:
-    engine = scenario.engine
-    return engine.gpu_memory_utilization or memory.engine_defaults(device, engine.like).gpu_memory_utilization
+def settle(scenario: Scenario, device: DeviceSpec) -> Scenario:
+    """The scenario with every ``like`` spelled out: what a policy leaves open is what that engine does on ``device``.
+
+    Batch limits are those of `memory.engine_defaults`; prefix caching is on in every V1 engine, and asynchronous
+    scheduling since vLLM 0.14. Settling twice changes nothing.
+    """
+    policies = tuple(entry if entry.like is None else _settled(entry, device) for entry in scenario.policies)
+    return scenario.model_copy(update={"policies": policies})
+
+
+def _settled(entry: PolicyEntry, device: DeviceSpec) -> PolicyEntry:
+    assert entry.like is not None
+    defaults = memory.engine_defaults(device, entry.like)
+    version = tuple(int(part) for part in re.findall(r"\d+", entry.like)[:2])
+    given = {key: getattr(entry, key) for key in entry.model_fields_set}
+    tokens = given.get("max_num_batched_tokens", defaults.max_num_batched_tokens)
+    values = {
+        "max_num_batched_tokens": tokens,
+        "max_num_seqs": min(defaults.max_num_seqs, tokens),
+        "enable_prefix_caching": True,
+        "async_scheduling": version >= (0, 14),
+        **given,
+        "kind": entry.kind,
+        "name": entry.name,
+    }
+    return type(entry).model_validate(values)
 
 
 def require_whole_prompts_fit(policy: Policy, budget: MemoryBudget, place: str) -> None:

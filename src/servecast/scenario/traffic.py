@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from servecast.scenario import schema
     from servecast.scenario.schema import Length, Workload
-    from servecast.scenario.sections import Described
     from servecast.workload.arrivals import Arrivals
     from servecast.workload.clients import Client, RequestColumns
     from servecast.workload.traces.trace_file import TraceReport
@@ -66,15 +65,15 @@ def traffic(workload: Workload, block_size: int) -> Traffic:
         return Traffic(_behind(users, workload), None, notes=notes)
     columns = generate(cast("Arrivals", arrivals), lengths, workload.requests, workload.seed)
     rate = getattr(arrivals, "rate_rps", math.inf)
-    requested_rps = rate if math.isfinite(rate) else None
-    return sending(columns, workload, block_size)._replace(requested_rps=requested_rps, notes=notes)
+    sent = sending(columns, workload, block_size)
+    return sent._replace(requested_rps=rate if math.isfinite(rate) else None, notes=notes)
 
 
 def sending(columns: RequestColumns, workload: Workload, block_size: int) -> Traffic:
     """The client that sends these requests as far away as the workload says, and behind its cap."""
     client = client_of(columns.in_blocks(block_size))
     sessions = client if isinstance(client, Sessions) else None
-    return Traffic(_behind(client, workload), None, None, sessions, columns.tenant)
+    return Traffic(_behind(client, workload), None, sessions=sessions, tenants=columns.tenant)
 
 
 def _behind(client: Client, workload: Workload) -> Client:
@@ -88,10 +87,8 @@ def _behind(client: Client, workload: Workload) -> Client:
 
 def _generated(workload: Workload) -> RequestColumns:
     """The requests of conversations, or of ServeGen's clients."""
-    if workload.servegen is not None:
-        section = workload.servegen
-        day = read_servegen(section.folder)
-        return day.generate(workload.seed, section.start_s, section.duration_s, section.scale)
+    if (day := workload.servegen) is not None:
+        return read_servegen(day.folder).generate(workload.seed, day.start_s, day.duration_s, day.scale)
     talk = workload.conversations
     assert talk is not None and workload.requests is not None, "the schema wants both"
     conversations = Conversations(
@@ -123,29 +120,20 @@ def _mixed(workload: Workload, sections: Sequence[schema.Tenant]) -> tuple[Reque
 
 def _lengths(section: Workload | schema.Tenant, above: str = "") -> tuple[length_laws.Lengths, tuple[str, ...]]:
     """The lengths of a section, and what to tell of the file that they are drawn from."""
-    if isinstance(section.lengths, Pairs):
-        return _pairs(section.lengths)
-    return _laws(section, section.lengths, above), ()
-
-
-def _pairs(section: Pairs) -> tuple[length_laws.Pairs, tuple[str, ...]]:
-    file = TraceFile(
-        section.path, max_prompt_tokens=section.max_prompt_tokens, max_output_tokens=section.max_output_tokens
-    )
-    read = file.read()
-    left_out = read.report.left_out
-    notes = (f"Lengths of {Path(section.path).name}: {left_out}.",) if left_out else ()
-    return length_laws.Pairs(read.columns.lengths), notes
-
-
-def _laws(section: Workload | schema.Tenant, chosen: Empirical | Described | None, above: str) -> length_laws.Lengths:
-    if chosen is None:
-        assert section.prompt_tokens is not None and section.output_tokens is not None, "the schema wants both"
-        prompt = _law(section.prompt_tokens, f"{above}prompt_tokens", "prompt_tokens")
-        return length_laws.Independent(prompt, _law(section.output_tokens, f"{above}output_tokens", "output_tokens"))
+    chosen = section.lengths
+    if isinstance(chosen, Pairs):
+        longest = chosen.max_prompt_tokens, chosen.max_output_tokens
+        read = TraceFile(chosen.path, max_prompt_tokens=longest[0], max_output_tokens=longest[1]).read()
+        left_out = read.report.left_out
+        notes = (f"Lengths of {Path(chosen.path).name}: {left_out}.",) if left_out else ()
+        return length_laws.Pairs(read.columns.lengths), notes
     if isinstance(chosen, Empirical):
-        return _dataset(chosen.name, f"{above}lengths")
-    return cast("length_laws.Lengths", chosen.build())
+        return _dataset(chosen.name, f"{above}lengths"), ()
+    if chosen is not None:
+        return cast("length_laws.Lengths", chosen.build()), ()
+    assert section.prompt_tokens is not None and section.output_tokens is not None, "the schema wants both"
+    prompt = _law(section.prompt_tokens, f"{above}prompt_tokens", "prompt_tokens")
+    return length_laws.Independent(prompt, _law(section.output_tokens, f"{above}output_tokens", "output_tokens")), ()
 
 
 def _law(section: Length, key: str, side: str) -> length_laws.Law:
