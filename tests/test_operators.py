@@ -270,13 +270,8 @@ class TestLayerTables:
 
 class TestReading:
     def test_a_folder_of_neither_kind_is_refused(self, tmp_path):
-        assert not assemble.is_operators(tmp_path)
         with pytest.raises(InputError, match="holds neither"):
             fit(tmp_path)
-
-    def test_both_kinds_are_known(self, kernels, tmp_path_factory):
-        assert assemble.is_operators(kernels)
-        assert assemble.is_operators(write_layers(tmp_path_factory.mktemp("layers")))
 
     def test_a_missing_table_is_named(self, kernels):
         (kernels / kernel_tables.DECODE).unlink()

@@ -17,17 +17,16 @@ from servecast.batch import StepShape
 from servecast.calibration import kernel_tables, layer_tables
 from servecast.calibration.fit import Report
 from servecast.cost import host as hosts
-from servecast.cost.curves import Curve, Surface, surface
-from servecast.cost.profile import Composition, Tables, TabulatedProfile, provenance, rounded
+from servecast.cost.curves import Curve, surface
+from servecast.cost.profile import Composition, Tables, TabulatedProfile, error_cells, provenance, rounded
 from servecast.errors import InputError
 from servecast.text import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from servecast.calibration.operators import Parts
+    from servecast.calibration.operators import Parts, Per, Points
     from servecast.cost.host import Host
     from servecast.cost.model import StepKind
+    from servecast.cost.profile import Coefficient
     from servecast.specs.device import DeviceSpec
     from servecast.specs.model import ModelSpec
 
@@ -40,12 +39,6 @@ REFERENCES: Final = (
     ("decode 64 x 1,024", 0, 64, 1024),
     ("prompt of 2,048", 2048, 0, 0),
 )
-
-
-def is_operators(folder: str | Path) -> bool:
-    """Whether a path is a folder of operator tables, of either layout."""
-    folder = Path(folder)
-    return (folder / layer_tables.DENSE).is_file() or (folder / kernel_tables.GEMM).is_file()
 
 
 def fit_operators(
@@ -72,24 +65,18 @@ def fit_operators(
     """
     folder = Path(folder)
     if (folder / layer_tables.DENSE).is_file():
-        parts = layer_tables.read(
-            folder, model, device, tensor_parallel, None if all_reduce is None else Path(all_reduce)
-        )
+        parts = layer_tables.read(folder, model, device, tensor_parallel, Path(all_reduce) if all_reduce else None)
     elif (folder / kernel_tables.GEMM).is_file():
         parts = kernel_tables.read(folder, model, device, tensor_parallel)
     else:
-        raise InputError(
-            str(folder),
-            f"holds neither {layer_tables.DENSE} nor {kernel_tables.GEMM}: give a folder of operator tables",
-        )
-    host = host or hosts.unknown()
-    tables = _tables(parts, tolerance)
+        problem = f"holds neither {layer_tables.DENSE} nor {kernel_tables.GEMM}: name a folder of tables"
+        raise InputError(str(folder), problem)
     profile = TabulatedProfile(
         name=name,
         model=model.name,
         device=device.name,
         tensor_parallel=tensor_parallel,
-        host={"step_s": host.step_s, "row_s": host.row_s},
+        host=(host or hosts.unknown())._asdict(),  # type: ignore[arg-type]  # its two fields are the keys
         held_out=parts.left_out,
         domain=_domain(parts),
         memory_bytes=memory_bytes,
@@ -104,82 +91,59 @@ def fit_operators(
             seed=0,
             rows_each=1,
         ),
-        tables=tables,
+        tables=_tables(parts, tolerance),
     )
     return profile.model_copy(update={"composition": _composition(profile, parts)})
 
 
 def with_host(profile: TabulatedProfile, host: Host) -> TabulatedProfile:
     """The same kernels under another engine's overhead; the composition is that of the first."""
-    return profile.model_copy(update={"host": {"step_s": host.step_s, "row_s": host.row_s}})
+    return profile.model_copy(update={"host": host._asdict()})
 
 
 def report(profile: TabulatedProfile) -> Report:
     """The profile as tables of text."""
-    hosted = [
-        (
-            name,
-            f"{c.value * 1e3:.4g} ms",
-            f"{c.low * 1e3:.4g} .. {c.high * 1e3:.4g} ms",
-            "yes" if c.identified else "no",
-            c.how,
-        )
-        for name, c in profile.host.items()
-    ]
-    errors = [
-        (e.operator, e.along, str(e.count), f"{e.median:.2%}", f"{e.p95:.2%}", f"{e.signed_mean:+.2%}")
-        for e in profile.held_out
-    ]
-    shares = [
-        (name, f"{c.measured:.1%}", f"{c.interpolated:.1%}", f"{c.roofline:.1%}", f"{c.host:.1%}")
-        for name, c in profile.composition.items()
-    ]
-    return Report(
-        (
-            Table("host", ("name", "value", "interval", "from data", "how"), tuple(hosted)),
-            Table("left out", ("operator", "along", "points", "median", "p95", "signed mean"), tuple(errors)),
-            Table("composition", ("step", "measured", "interpolated", "roofline", "host"), tuple(shares)),
-        ),
-        profile.notes,
+
+    def row(name: str, c: Coefficient) -> tuple[str, ...]:
+        low, high = c.low * 1e3, c.high * 1e3
+        return (name, f"{c.value * 1e3:.4g} ms", f"{low:.4g} .. {high:.4g} ms", "yes" if c.identified else "no", c.how)
+
+    hosted = tuple(row(name, c) for name, c in profile.host.items())
+    errors = tuple((e.operator, e.along, str(e.count), *error_cells(e)) for e in profile.held_out)
+    shares = tuple((name, *(f"{share:.1%}" for _, share in c)) for name, c in profile.composition.items())
+    tables = (
+        Table("host", ("name", "value", "interval", "from data", "how"), hosted),
+        Table("left out", ("operator", "along", "points", "median", "p95", "signed mean"), errors),
+        Table("composition", ("step", *Composition.model_fields), shares),
     )
+    return Report(tables, profile.notes)
 
 
 def _tables(parts: Parts, tolerance: float) -> Tables:
-    tokens = _sum([term.curve for term in parts.terms if term.per == "tokens"])
-    sampled = _sum([term.curve for term in parts.terms if term.per == "rows"])
-    # Noise of the clock makes attention over a longer context now and then faster; a step never is.
-    decode = _rising(surface(parts.decode))
-    mixed = _rising(surface(parts.mixed)) if parts.mixed else None
-    prefill = _rising(surface(parts.prefill))
+    def written(curve: Curve) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        thin = curve.thinned(tolerance)
+        return thin.knots, tuple(rounded(value, 6) for value in thin.seconds)
+
+    def summed(per: Per) -> Curve:
+        """The sum of all terms, at the knots of all."""
+        curves = [term.curve for term in parts.terms if term.per == per]
+        knots = sorted({knot for curve in curves for knot in curve.knots})
+        return Curve(tuple(knots), tuple(sum(curve.at(knot) for curve in curves) for knot in knots))
+
+    def attention(points: Points) -> tuple[tuple[tuple[float, ...], ...], ...]:
+        # Noise of the clock makes attention over a longer context now and then faster; a step never is.
+        of = surface(points)
+        return tuple(((at,), *written(curve.rising())) for at, curve in zip(of.outer, of.curves, strict=True))
+
     return Tables(
-        tokens=_written(tokens.thinned(tolerance)),
-        sampled_rows=_written(sampled.thinned(tolerance)),
-        decode_attention=_surface_written(decode, tolerance),
+        tokens=written(summed("tokens")),
+        sampled_rows=written(summed("rows")),
+        decode_attention=attention(parts.decode),
         prefill_by=parts.prefill_by,
-        prefill_attention=_surface_written(prefill, tolerance),
-        mixed_attention=_surface_written(mixed, tolerance) if mixed else (),
+        prefill_attention=attention(parts.prefill),
+        mixed_attention=attention(parts.mixed) if parts.mixed else (),
         mixed_tile_s=rounded(parts.mixed_tile_s),
         launch_s=rounded(parts.launch_s),
-    )
-
-
-def _sum(curves: Sequence[Curve]) -> Curve:
-    """The sum, at the knots of all."""
-    knots = sorted({knot for curve in curves for knot in curve.knots})
-    return Curve(tuple(knots), tuple(sum(curve.at(knot) for curve in curves) for knot in knots))
-
-
-def _rising(of: Surface) -> Surface:
-    return Surface(of.outer, tuple(curve.rising() for curve in of.curves))
-
-
-def _written(curve: Curve) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    return curve.knots, tuple(rounded(value, 6) for value in curve.seconds)
-
-
-def _surface_written(of: Surface, tolerance: float) -> tuple[tuple[tuple[float, ...], ...], ...]:
-    return tuple(
-        ((position,), *_written(curve.thinned(tolerance))) for position, curve in zip(of.outer, of.curves, strict=True)
     )
 
 

@@ -6,7 +6,7 @@ and the largest steps; what is stored is fitted to all rows, after the errors we
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Required, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,8 @@ from servecast.cost.profile import (
     HeldOut,
     Profile,
     Residuals,
-    error_figures,
+    error_cells,
+    errors_by_kind,
     provenance,
     rounded,
 )
@@ -32,7 +33,7 @@ from servecast.errors import InputError
 from servecast.text import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
@@ -64,21 +65,7 @@ class Report(NamedTuple):
     notes: tuple[str, ...]
 
 
-class _Subject(TypedDict, total=False):
-    """What the steps are of, as `fit` and the profile have it."""
-
-    name: Required[str]
-    engine: str
-    source: str
-    tensor_parallel: int
-    kv_dtype: str | None
-    seed: int
-    date: str | None
-
-
-def fit_file(
-    paths: str | Path | Sequence[str | Path], *, model: str, device: str, **subject: Unpack[_Subject]
-) -> Profile:
+def fit_file(paths: str | Path | Sequence[str | Path], *, model: str, device: str, **subject: Any) -> Profile:
     """Fit files of measured steps for a model and a device of the catalogue (or a config.json): see `fit`."""
     from servecast.specs import catalogue
 
@@ -151,36 +138,18 @@ def report(profile: Profile) -> Report:
     def row(label: str, c: Coefficient) -> tuple[str, ...]:
         return (label, f"{c.value:.4g}", f"{c.low:.4g} .. {c.high:.4g}", c.unit, "yes" if c.identified else "no", c.how)
 
-    coefficients = [row(name, c) for name, c in profile.coefficients.items()]
-    coefficients.append(row("sharpness", profile.sharpness))
-    errors = [
-        (
-            e.part,
-            e.regime,
-            f"{e.count} x {e.rows_each}",
-            f"{e.median:.2%}",
-            f"{e.p95:.2%}",
-            f"{e.signed_mean:+.2%}",
-        )
-        for e in profile.held_out
-    ]
-    boxes = [(kind, *(_range(box.get(name)) for name in StepShape._fields)) for kind, box in profile.domain.items()]
-    return Report(
-        (
-            Table("coefficients", ("name", "value", "90 % interval", "unit", "from data", "how"), tuple(coefficients)),
-            Table(
-                "held-out error",
-                ("held out", "steps", "sums x rows", "median", "p95", "signed mean"),
-                tuple(errors),
-            ),
-            Table("domain", ("steps", *StepShape._fields), tuple(boxes)),
-        ),
-        profile.notes,
+    def bounds(box: Mapping[str, tuple[float, float]], name: str) -> str:
+        return "{:g} .. {:g}".format(*box[name]) if name in box else "not measured"
+
+    coefficients = tuple(row(*named) for named in (*profile.coefficients.items(), ("sharpness", profile.sharpness)))
+    errors = tuple((e.part, e.regime, f"{e.count} x {e.rows_each}", *error_cells(e)) for e in profile.held_out)
+    boxes = tuple((kind, *(bounds(box, name) for name in StepShape._fields)) for kind, box in profile.domain.items())
+    tables = (
+        Table("coefficients", ("name", "value", "90 % interval", "unit", "from data", "how"), coefficients),
+        Table("held-out error", ("held out", "steps", "sums x rows", "median", "p95", "signed mean"), errors),
+        Table("domain", ("steps", *StepShape._fields), boxes),
     )
-
-
-def _range(bounds: tuple[float, float] | None) -> str:
-    return "not measured" if bounds is None else f"{bounds[0]:g} .. {bounds[1]:g}"
+    return Report(tables, profile.notes)
 
 
 # --- held out, and what is stored ------------------------------------------------------------------------------------
@@ -189,9 +158,8 @@ def _range(bounds: tuple[float, float] | None) -> str:
 def _split(steps: Steps, setting: solve.Setting) -> tuple[Bools, Bools, Bools]:
     """Rows to train on, a random part and the largest steps; in a log whole sums of consecutive rows stay together."""
     n = len(steps)
-    sizes = np.asarray(
-        solve.cost_of(np.array([*setting.physics[:5], 0.0, setting.sharpness]), setting).seconds(steps.shape)
-    )
+    at_peak = solve.cost_of(np.array([*setting.physics[:5], 0.0, setting.sharpness]), setting)
+    sizes = np.asarray(at_peak.seconds(steps.shape))
     unit = np.arange(n) // setting.window
     block = unit if setting.window == 1 or n < _LONG_LOG else unit // 8
     largest_rows = sizes > np.quantile(sizes, 1 - _LARGEST)
@@ -219,13 +187,8 @@ def _errors(
     kinds = step_kind(steps.shape)[starts[:, None] + np.arange(window)]
     # A sum that holds prefill at all is priced by how well prefill is priced.
     kind = np.where((kinds == "mixed").any(1), "mixed", np.where((kinds == "prefill").any(1), "prefill", "decode"))
-    found = []
-    names: tuple[Literal["all", "decode", "mixed", "prefill"], ...] = ("all", *STEP_KINDS)
-    for name in names:
-        chosen = error[kind == name] if name != "all" else error
-        if len(chosen):
-            found.append(HeldOut(part=part, regime=name, rows_each=window, **error_figures(chosen)))
-    return found
+    by_kind = errors_by_kind(error, kind)
+    return [HeldOut(part=part, regime=name, rows_each=window, **figures) for name, figures in by_kind]
 
 
 def _profile(
@@ -274,17 +237,14 @@ def _profile(
 def _notes(
     values: Sequence[float], pinned: frozenset[int], setting: solve.Setting, held_out: Sequence[HeldOut]
 ) -> list[str]:
-    peak = setting.physics
-    compute, bandwidth = peak.token_s / values[solve.M], peak.weight_read_s / values[solve.W]
+    compute, bandwidth = setting.physics.token_s / values[solve.M], setting.physics.weight_read_s / values[solve.W]
     notes = [
         f"matmuls at {compute:.3f} of the peak FLOP/s, weights read at {bandwidth:.3f} of the peak bandwidth",
         f"prefill pays for the matmuls from about {values[solve.W] / values[solve.M]:.0f} tokens in a step on",
     ]
     if setting.window > 1:
-        notes.append(
-            f"rows are consecutive steps of a log: fitted on single rows and on sums of {setting.window}, "
-            f"judged on sums of {setting.window}"
-        )
+        sums = f"sums of {setting.window}"
+        notes.append(f"rows are consecutive steps of a log: fitted on single rows and on {sums}, judged on {sums}")
     if any(index in pinned for index in (solve.W, solve.M)):
         notes.append("intervals hold what is pinned at its value; see `how` for what was stated")
     if not any(e.regime in ("mixed", "prefill") for e in held_out):
@@ -294,11 +254,10 @@ def _notes(
 
 def _refuse_one_shape(steps: Steps) -> None:
     """One shape, however often it was timed, tells the sum of all terms and not one of them."""
-    shape = steps.shape
-    if any(np.ptp(np.asarray(column)) > 0 for column in shape):
+    if any(np.ptp(np.asarray(column)) > 0 for column in steps.shape):
         return
     varied = ("prefill_tokens", "decode_rows", "decode_context")
-    values = ", ".join(f"{name} {np.asarray(getattr(shape, name))[0]:g}" for name in varied)
+    values = ", ".join(f"{name} {np.asarray(getattr(steps.shape, name))[0]:g}" for name in varied)
     raise InputError(
         steps.files[0],
         f"all {len(steps)} steps are of one shape ({values}), which does not tell what a token, a row or its context "
@@ -309,9 +268,8 @@ def _refuse_one_shape(steps: Steps) -> None:
 def _refuse_impossible(
     steps: Steps, model: ModelSpec, device: DeviceSpec, tensor_parallel: int, kv_dtype: str | None
 ) -> None:
-    ratio = float(
-        np.median(steps.seconds / physics.floor_seconds(steps.shape, model, device, tensor_parallel, kv_dtype))
-    )
+    floor = physics.floor_seconds(steps.shape, model, device, tensor_parallel, kv_dtype)
+    ratio = float(np.median(steps.seconds / floor))
     if ratio < 1:
         raise InputError(
             steps.files[0],

@@ -13,12 +13,12 @@ So each interval is that of fits to requests drawn anew *and* to efficiencies an
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from servecast.calibration.fit import SHARPNESS
+from servecast.calibration.steps import fingerprint
 from servecast.cost import physics
 from servecast.cost.fitted import COEFFICIENTS, smooth_maximum
 from servecast.cost.profile import Coefficient, Form, HeldOut, Profile, error_figures, provenance, rounded
@@ -123,9 +123,10 @@ def fit_requests(
         covariance=tuple(tuple(rounded(v, 5) for v in row) for row in np.cov(drawn, rowvar=False).tolist()),
         notes=tuple(_notes(line, coefficients, float(values[3]))),
         provenance=provenance(
-            date, source=source, engine=engine, files=files, sha256=_digest(requests), rows=n, seed=seed, rows_each=1
+            date, source=source, engine=engine, files=files, sha256=fingerprint(requests[list(COLUMNS)]), rows=n,
+            seed=seed, rows_each=1,
         ),
-    )
+    )  # fmt: skip
 
 
 def _redrawn(line: _Timeline, physical: Physics, slowest: float, random: np.random.Generator) -> Floats:
@@ -157,8 +158,11 @@ def _notes(line: _Timeline, coefficients: Mapping[str, Coefficient], offset_s: f
         f"coarse: fitted to the times of {len(line.prompt):,} requests, no step was measured; {decoding:,} of them "
         f"decode, and only the {alone:,} that waited for nobody say what a first token takes"
     )
-    known = ", ".join(f"{name} {_half_width(coefficients[name])}" for name in _FITTED)
-    yield f"three numbers and the client's way are fitted; half of each 90 % interval, of its value: {known}"
+    known = []
+    for name in _FITTED:
+        value, half = coefficients[name].value, (coefficients[name].high - coefficients[name].low) / 2
+        known.append(f"{name} {half / value:.0%}" if value else f"{name} {half:.1g} s")
+    yield f"three numbers and the client's way are fitted; half of each 90 % interval, of its value: {', '.join(known)}"
     pinned = ", ".join(name for name in COEFFICIENTS if name not in _FITTED)
     bandwidth, knee = (f"{low:g} to {high:g}" for low, high in (BANDWIDTH_RANGE, SHARPNESS_RANGE))
     yield (
@@ -168,32 +172,19 @@ def _notes(line: _Timeline, coefficients: Mapping[str, Coefficient], offset_s: f
     yield f"{1e3 * offset_s:.1f} ms of the time to first token are not its prompt's (the client's way)"
 
 
-def _half_width(known: Coefficient) -> str:
-    return (
-        f"{(known.high - known.low) / 2 / known.value:.0%}" if known.value else f"{(known.high - known.low) / 2:.1g} s"
-    )
-
-
-def _digest(requests: pd.DataFrame) -> str:
-    import pandas as pd
-
-    return hashlib.sha256(
-        pd.util.hash_pandas_object(requests[list(COLUMNS)], index=False).to_numpy().tobytes()
-    ).hexdigest()
-
-
 def is_requests(columns: object) -> bool:
     """Whether a table with these columns holds recorded requests."""
     return set(COLUMNS) <= set(columns)  # type: ignore[call-overload, no-any-return]  # names of a data frame
 
 
 def timeline(requests: pd.DataFrame, place: str) -> _Timeline:
-    """Who decoded when.
-
-    Raises InputError as `fit_requests` does.
-    """
-    sent, first, last, prompt, output = _in_order(_checked(requests, place))
-    steps = output - 1
+    """Who decoded when. Raises InputError as `fit_requests` does."""
+    columns = _checked(requests, place)
+    order = np.argsort(columns["sent_s"] + columns["ttft_s"], kind="stable")
+    sent, ttft, e2e, prompt, output = (
+        columns[name][order] for name in ("sent_s", "ttft_s", "e2e_s", "prompt_tokens", "output_tokens")
+    )
+    first, last, steps = sent + ttft, sent + e2e, output - 1
     span = last - first
     pace = np.divide(steps, span, out=np.zeros_like(span), where=span > 0)
     # Rows and cached tokens at any time are sums of lines that begin at a first token and end at a last one.
@@ -210,9 +201,8 @@ def timeline(requests: pd.DataFrame, place: str) -> _Timeline:
     context_area = np.concatenate([[0.0], np.cumsum((held[:-1] + growth[:-1] * middle) * width)])
 
     def mean(area: Floats) -> Floats:
-        between: Floats = np.interp(last, times, area) - np.interp(first, times, area)
-        means: Floats = np.divide(between, span, out=np.zeros_like(span), where=span > 0)
-        return means
+        between = np.interp(last, times, area) - np.interp(first, times, area)
+        return np.asarray(np.divide(between, span, out=np.zeros_like(span), where=span > 0))
 
     position = np.arange(len(first))
     just_before = np.searchsorted(times, first, side="left") - 1
@@ -251,19 +241,10 @@ def _checked(requests: pd.DataFrame, place: str) -> dict[str, Floats]:
     if len(requests) < FEWEST or not (columns["output_tokens"] > 1).any():
         raise InputError(place, f"{len(requests)} requests are too few, or none decodes: give at least {FEWEST}")
     if all(np.ptp(column) == 0 for column in columns.values()):
-        raise InputError(
-            place, f"all {len(requests)} requests are the same one: record requests that vary in time and in length"
-        )
+        problem = f"all {len(requests)} requests are the same one: record requests that vary in time and in length"
+        raise InputError(place, problem)
     sent_s = requests["send_s"].to_numpy(dtype=float) if "send_s" in requests else columns["arrival_s"]
     return {**columns, "sent_s": sent_s}
-
-
-def _in_order(columns: Mapping[str, Floats]) -> tuple[Floats, ...]:
-    """When each was sent, its first and its last token [s], prompt and output tokens, in order of first token."""
-    sent = columns["sent_s"]
-    first, last = sent + columns["ttft_s"], sent + columns["e2e_s"]
-    order = np.argsort(first, kind="stable")
-    return tuple(column[order] for column in (sent, first, last, columns["prompt_tokens"], columns["output_tokens"]))
 
 
 def _slowest_reading(line: _Timeline, physical: Physics, place: str) -> float:
@@ -318,16 +299,9 @@ def _solve(line: _Timeline, physical: Physics, pins: _Pins, chosen: npt.NDArray[
         found = np.log(decode[decoding] / line.decode_s[decoding])
         return np.concatenate([found, 0.5 * np.log(first[alone] / line.ttft_s[alone])])
 
-    solved = least_squares(
-        residuals,
-        np.array([0.5, 1.0, 1.0, 1.0]),
-        bounds=([0.0, 0.7, 0.0, 0.0], [20.0, 5.0, 50.0, 20.0]),
-        loss="soft_l1",
-        f_scale=0.03,
-        max_nfev=60,
-    )
-    found: Floats = solved.x * scale
-    return found
+    start, bounds = np.array([0.5, 1.0, 1.0, 1.0]), ([0.0, 0.7, 0.0, 0.0], [20.0, 5.0, 50.0, 20.0])
+    solved = least_squares(residuals, start, bounds=bounds, loss="soft_l1", f_scale=0.03, max_nfev=60)
+    return np.asarray(solved.x * scale)
 
 
 def _held_out(line: _Timeline, values: Floats, physical: Physics, rows: npt.NDArray[np.bool_]) -> tuple[HeldOut, ...]:
@@ -335,9 +309,9 @@ def _held_out(line: _Timeline, values: Floats, physical: Physics, rows: npt.NDAr
     judged = rows & (line.steps > 0)
     if not judged.any():
         return ()
-    error = decode[judged] / line.decode_s[judged] - 1
+    figures = error_figures(decode[judged] / line.decode_s[judged] - 1)
     steps = max(1, round(float(line.steps[judged].mean())))
-    return (HeldOut(part="random", regime="all", rows_each=steps, **error_figures(error)),)
+    return (HeldOut(part="random", regime="all", rows_each=steps, **figures),)
 
 
 def _domain(line: _Timeline) -> dict[str, dict[str, tuple[float, float]]]:

@@ -47,8 +47,6 @@ def fit(
             raise InputError(str(folders[0]), "is a folder of operator tables: fit it by itself")
         if kv_dtype is not None:
             raise InputError("--kv-cache-dtype", f"{kv_dtype}: operator tables hold 16-bit caches only; leave it out")
-        if not assemble.is_operators(folders[0]):
-            raise InputError(str(folders[0]), "holds neither dense.csv nor gemm_perf.parquet: name a folder of tables")
         overhead = None if host_s is None else host.given(host_s)
         spec, gpu = catalogue.model(model), catalogue.device(device)
         made = assemble.fit_operators(folders[0], spec, gpu, host=overhead, all_reduce=all_reduce, **common)

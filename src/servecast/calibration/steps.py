@@ -79,17 +79,18 @@ def read(paths: str | Path | Sequence[str | Path]) -> Steps:
 
 def from_frame(table: pd.DataFrame, place: str = "steps") -> Steps:
     """Steps of a data frame; an error names ``place`` and the row's position, counted from 1."""
+    return _steps([_columns(table, place, first_line=1)], (place,), fingerprint(table))
+
+
+def fingerprint(table: pd.DataFrame) -> str:
+    """A hash of a table's rows."""
     import pandas as pd
 
-    digest = hashlib.sha256(pd.util.hash_pandas_object(table, index=False).to_numpy().tobytes())
-    return _steps([_columns(table, place, first_line=1)], (place,), digest.hexdigest())
+    return hashlib.sha256(pd.util.hash_pandas_object(table, index=False).to_numpy().tobytes()).hexdigest()
 
 
 def table_of(file: Path, wanted: str = "give a table of measured steps (.csv, .csv.gz, .parquet)") -> pd.DataFrame:
-    """A table of any content; ``wanted`` is the remedy where there is no such file.
-
-    Raises InputError if it cannot be read.
-    """
+    """A table of any content. Raises InputError, ``wanted`` its remedy where there is no such file."""
     import pandas as pd
 
     if not file.is_file():
@@ -110,9 +111,8 @@ def _columns(table: pd.DataFrame, place: str, first_line: int) -> dict[str, npt.
     missing = [name for name in REQUIRED if name not in table.columns]
     if missing:
         raise InputError(place, f"column {', '.join(missing)} is missing: a table of steps has {', '.join(REQUIRED)}")
-    columns = {}
-    for name in (*REQUIRED, *(name for name in OPTIONAL if name in table.columns)):
-        columns[name] = _numbers(table[name], name, place, first_line)
+    known = [name for name in (*REQUIRED, *OPTIONAL) if name in table.columns]
+    columns = {name: _numbers(table[name], name, place, first_line) for name in known}
 
     def refuse(bad: Any, problem: str, *shown: str) -> None:
         rows = np.flatnonzero(bad)
@@ -126,20 +126,13 @@ def _columns(table: pd.DataFrame, place: str, first_line: int) -> dict[str, npt.
     refuse(columns["seconds"] == 0, "step time must be > 0: remove or measure the row again", "seconds")
     if "iterations" in columns:
         refuse(columns["iterations"] < 1, "must be at least 1", "iterations")
-    tokens = columns["prefill_tokens"] + columns["decode_rows"]
-    refuse(tokens == 0, "a step computes at least one token: remove the row", "prefill_tokens", "decode_rows")
-    refuse(
-        columns["prefill_pairs"] < columns["prefill_tokens"],
-        "each token attends to itself at least; a fresh prompt of P tokens has P(P+1)/2 pairs",
-        "prefill_pairs",
-        "prefill_tokens",
-    )
-    refuse(
-        (columns["prefill_rows"] > 0) != (columns["prefill_tokens"] > 0),
-        "prefill rows and prefill tokens come together",
-        "prefill_rows",
-        "prefill_tokens",
-    )
+    rows, tokens, pairs = (columns[name] for name in ("prefill_rows", "prefill_tokens", "prefill_pairs"))
+    none = tokens + columns["decode_rows"] == 0
+    refuse(none, "a step computes at least one token: remove the row", "prefill_tokens", "decode_rows")
+    attended = "each token attends to itself at least; a fresh prompt of P tokens has P(P+1)/2 pairs"
+    refuse(pairs < tokens, attended, "prefill_pairs", "prefill_tokens")
+    apart = (rows > 0) != (tokens > 0)
+    refuse(apart, "prefill rows and prefill tokens come together", "prefill_rows", "prefill_tokens")
     return columns
 
 
@@ -149,11 +142,8 @@ def _numbers(column: pd.Series[Any], name: str, place: str, first_line: int) -> 
     numbers = pd.to_numeric(column, errors="coerce").to_numpy(dtype=float)
     bad = np.flatnonzero(~np.isfinite(numbers))
     if len(bad):
-        value = column.iloc[bad[0]]
-        raise InputError(
-            f"{place}:{bad[0] + first_line}",
-            f"{name} is {str(value)!r}: put a finite number, or remove the row",
-        )
+        problem = f"{name} is {str(column.iloc[bad[0]])!r}: put a finite number, or remove the row"
+        raise InputError(f"{place}:{bad[0] + first_line}", problem)
     return numbers
 
 

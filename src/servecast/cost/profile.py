@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from servecast import resources
 from servecast.cost.curves import Curve, Surface
 from servecast.cost.fitted import COEFFICIENTS, FittedCost, Window
-from servecast.cost.model import Domain, StepKind
+from servecast.cost.model import STEP_KINDS, Domain, StepKind
 from servecast.cost.tabulated import PrefillBy, TabulatedCost
 from servecast.errors import InputError
 from servecast.files import write
@@ -364,6 +364,22 @@ def error_figures(errors: npt.NDArray[np.float64]) -> dict[str, Any]:
         "p95": rounded(float(np.quantile(sizes, 0.95)), 4),
         "signed_mean": rounded(float(errors.mean()), 4),
     }
+
+
+def errors_by_kind(
+    errors: npt.NDArray[np.float64], kinds: npt.NDArray[np.str_]
+) -> Iterator[tuple[Literal["all", "decode", "mixed", "prefill"], dict[str, Any]]]:
+    """The figures of all errors, and of those of each kind of step that is there."""
+    if len(errors):
+        yield "all", error_figures(errors)
+    for kind in STEP_KINDS:
+        if (kinds == kind).any():
+            yield kind, error_figures(errors[kinds == kind])
+
+
+def error_cells(of: HeldOut | LeftOut) -> tuple[str, str, str]:
+    """Median, p95 and signed mean as tables print them."""
+    return f"{of.median:.2%}", f"{of.p95:.2%}", f"{of.signed_mean:+.2%}"
 
 
 def provenance(date: str | None, **known: Any) -> Provenance:

@@ -8,7 +8,7 @@ import numpy as np
 
 from servecast.batch import StepShape
 from servecast.cost.model import STEP_KINDS, step_kind
-from servecast.cost.profile import error_figures, rounded
+from servecast.cost.profile import errors_by_kind, rounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,23 +58,16 @@ def coverage(intervals: dict[str, list[float]], held_out: pd.DataFrame) -> float
     """Share of held-out steps within the 90 % interval of their kind; None without any."""
     if not len(held_out):
         return None
-    ratio = (held_out["seconds"] / held_out["predicted_s"]).tolist()
-    kinds = np.asarray(step_kind(shapes(held_out))).tolist()
-    inside = [
-        kind in intervals and intervals[kind][0] <= value <= intervals[kind][1]
-        for kind, value in zip(kinds, ratio, strict=True)
-    ]
-    return float(np.mean(inside))
+    ratio = (held_out["seconds"] / held_out["predicted_s"]).to_numpy()
+    bounds = np.array([intervals.get(kind, (np.inf, -np.inf)) for kind in step_kind(shapes(held_out))])
+    return float(np.mean((bounds[:, 0] <= ratio) & (ratio <= bounds[:, 1])))
 
 
 def errors(steps: pd.DataFrame, predicted: str) -> Iterator[dict[str, Any]]:
     """Relative errors of the column ``predicted``, over all steps and by kind."""
     error = (steps[predicted] / steps["seconds"] - 1).to_numpy()
-    kinds = np.asarray(step_kind(shapes(steps)))
-    for name in ("all", *STEP_KINDS):
-        chosen = error if name == "all" else error[kinds == name]
-        if len(chosen):
-            yield {"regime": name, **error_figures(chosen)}
+    for kind, figures in errors_by_kind(error, np.asarray(step_kind(shapes(steps)))):
+        yield {"regime": kind, **figures}
 
 
 def shapes(steps: pd.DataFrame) -> StepShape:
