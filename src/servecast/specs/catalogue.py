@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +16,12 @@ from servecast.specs import device as device_entry
 from servecast.specs import hf_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from servecast.specs.device import DeviceSpec
     from servecast.specs.model import ModelSpec
+
+_HERE = Path(__file__).parent
 
 
 def model(name_or_path: str | Path) -> ModelSpec:
@@ -29,14 +30,12 @@ def model(name_or_path: str | Path) -> ModelSpec:
     Raises InputError with the closest names where there is no such thing.
     """
     wanted = str(name_or_path)
-    named = _models()
-    by_id = {spec.source.lower(): spec for spec in named.values()}
-    found = named.get(wanted.lower()) or by_id.get(wanted.lower())
-    if found:
-        return found
+    for spec in models():
+        if wanted.lower() in (spec.name, spec.source.lower()):
+            return spec
     if Path(wanted).exists() or wanted.endswith(".json"):
         return hf_config.load(wanted)
-    raise InputError("model", _unknown(wanted, "model", list(named), "the path of a Hugging Face config.json"))
+    raise _unknown(wanted, "model", models(), "the path of a Hugging Face config.json")
 
 
 def device(name_or_path: str | Path) -> DeviceSpec:
@@ -45,57 +44,40 @@ def device(name_or_path: str | Path) -> DeviceSpec:
     Raises InputError with the closest names where there is no such thing.
     """
     wanted = str(name_or_path)
-    named = _devices()
-    if wanted.lower() in named:
-        return named[wanted.lower()]
+    for spec in devices():
+        if wanted.lower() == spec.name:
+            return spec
     path = Path(wanted)
     if path.suffix in {".yaml", ".yml"}:
-        return device_entry.parse(_read_yaml(path), name=path.stem, place=str(path))
-    raise InputError("device", _unknown(wanted, "device", list(named), "the path of a YAML file with its keys"))
+        return device_entry.parse(_yaml(path), name=path.stem, place=str(path))
+    raise _unknown(wanted, "device", devices(), "the path of a YAML file with its keys")
 
 
+@cache
 def models() -> list[ModelSpec]:
     """Every model shipped, in the order of the catalogue."""
-    return list(_models().values())
+    return [
+        hf_config.parse(entry["config"], name=name, source=entry["source"], place=f"models.yaml: {name}")
+        for name, entry in _yaml(_HERE / "models.yaml").items()
+    ]
 
 
+@cache
 def devices() -> list[DeviceSpec]:
     """Every device shipped, in the order of the catalogue."""
-    return list(_devices().values())
+    entries = _yaml(_HERE / "devices.yaml")
+    return [device_entry.parse(entry, name=name, place=f"devices.yaml: {name}") for name, entry in entries.items()]
 
 
-def _unknown(wanted: str, what: str, names: Iterable[str], otherwise: str) -> str:
-    close = difflib.get_close_matches(wanted.lower().rsplit("/", 1)[-1], list(names), n=3, cutoff=0.6)
+def _unknown(wanted: str, what: str, known: Sequence[ModelSpec | DeviceSpec], otherwise: str) -> InputError:
+    names = [spec.name for spec in known]
+    close = difflib.get_close_matches(wanted.lower().rsplit("/", 1)[-1], names, n=3, cutoff=0.6)
     hint = f"closest are {', '.join(close)}" if close else f"`servecast list {what}s` names them"
-    return f"{wanted!r} is no {what} of the catalogue; {hint}; or give {otherwise}"
+    return InputError(what, f"{wanted!r} is no {what} of the catalogue; {hint}; or give {otherwise}")
 
 
-@cache
-def _models() -> dict[str, ModelSpec]:
-    return {
-        name: hf_config.parse(entry["config"], name=name, source=entry["source"], place=f"models.yaml: {name}")
-        for name, entry in _shipped("models.yaml").items()
-    }
-
-
-@cache
-def _devices() -> dict[str, DeviceSpec]:
-    return {
-        name: device_entry.parse(entry, name=name, place=f"devices.yaml: {name}")
-        for name, entry in _shipped("devices.yaml").items()
-    }
-
-
-def _shipped(name: str) -> dict[str, Any]:
+def _yaml(path: Path) -> Any:
     import yaml  # here: the interface answers --help without it
-
-    with resources.files(__package__).joinpath(name).open(encoding="utf-8") as file:
-        entries: dict[str, Any] = yaml.safe_load(file)
-    return entries
-
-
-def _read_yaml(path: Path) -> Any:
-    import yaml
 
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8-sig"))

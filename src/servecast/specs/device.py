@@ -18,7 +18,7 @@ from servecast.specs.dtypes import dtype_name
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-GIB = 1 << 30
+_GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class DeviceSpec:
         return self.peak_flops(dtype) / self.bandwidth_Bps
 
 
-KEYS = ("memory_gib", "bandwidth_Bps", "flops", "interconnect_Bps", "tdp_w", "source")
+_KEYS = ("memory_gib", "bandwidth_Bps", "flops", "interconnect_Bps", "tdp_w", "source")
 
 
 def parse(entry: Mapping[str, Any], *, name: str, place: str) -> DeviceSpec:
@@ -58,26 +58,21 @@ def parse(entry: Mapping[str, Any], *, name: str, place: str) -> DeviceSpec:
     Raises InputError naming the key of a value that is missing, unknown, or not a positive finite number.
     """
     if not isinstance(entry, dict):
-        raise InputError(place, f"{entry!r} is not a mapping with the keys {', '.join(KEYS)}")
-    if unknown := sorted(set(map(str, entry)) - set(KEYS)):
-        raise InputError(f"{place}.{unknown[0]}", f"is an unknown key; use {', '.join(KEYS)}")
-    if missing := [key for key in KEYS if key not in entry]:
+        raise InputError(place, f"{entry!r} is not a mapping with the keys {', '.join(_KEYS)}")
+    if unknown := sorted(set(map(str, entry)) - set(_KEYS)):
+        raise InputError(f"{place}.{unknown[0]}", f"is an unknown key; use {', '.join(_KEYS)}")
+    if missing := [key for key in _KEYS if key not in entry]:
         raise InputError(f"{place}.{missing[0]}", "is missing")
     peaks = entry["flops"]
     if not isinstance(peaks, dict) or not peaks:
         raise InputError(f"{place}.flops", f"{peaks!r} is not a mapping from number format to dense FLOP/s")
-    return DeviceSpec(
-        name=name,
-        memory_bytes=round(_positive(entry["memory_gib"], f"{place}.memory_gib") * GIB),
-        bandwidth_Bps=_positive(entry["bandwidth_Bps"], f"{place}.bandwidth_Bps"),
-        flops={
-            dtype_name(dtype, f"{place}.flops"): _positive(value, f"{place}.flops.{dtype}")
-            for dtype, value in peaks.items()
-        },
-        interconnect_Bps=_positive(entry["interconnect_Bps"], f"{place}.interconnect_Bps"),
-        tdp_w=_positive(entry["tdp_w"], f"{place}.tdp_w"),
-        source=str(entry["source"]),
-    )
+    sizes = {key: _positive(entry[key], f"{place}.{key}") for key in _KEYS if key not in {"flops", "source"}}
+    memory_bytes = round(sizes.pop("memory_gib") * _GIB)
+    flops = {
+        dtype_name(dtype, f"{place}.flops"): _positive(value, f"{place}.flops.{dtype}")
+        for dtype, value in peaks.items()
+    }
+    return DeviceSpec(name=name, memory_bytes=memory_bytes, flops=flops, source=str(entry["source"]), **sizes)
 
 
 def _positive(value: object, place: str) -> float:

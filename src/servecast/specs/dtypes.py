@@ -11,38 +11,24 @@ from __future__ import annotations
 
 from servecast.errors import InputError
 
-BYTES: dict[str, float] = {
-    "fp32": 4.0,
-    "bf16": 2.0,
-    "fp16": 2.0,
-    "fp8": 1.0,
-    "int8": 1.0,
-    "mxfp4": 4.25 / 8,
-    "int4": 4.15625 / 8,
-}
-
-SPELLINGS: dict[str, str] = {
-    "float32": "fp32",
-    "float": "fp32",
+_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "mxfp4": 4.25 / 8, "int4": 4.15625 / 8}
+_SPELLINGS = {
+    **dict.fromkeys(("float32", "float"), "fp32"),
+    **dict.fromkeys(("float16", "half"), "fp16"),
+    **dict.fromkeys(("fp8_e4m3", "fp8_e5m2", "float8_e4m3fn", "float8_e5m2"), "fp8"),
     "bfloat16": "bf16",
-    "float16": "fp16",
-    "half": "fp16",
-    "fp8_e4m3": "fp8",
-    "fp8_e5m2": "fp8",
-    "float8_e4m3fn": "fp8",
-    "float8_e5m2": "fp8",
 }
 
 
 def dtype_name(text: str, place: str) -> str:
     """The one name a number format has here, from vLLM's, torch's or Hugging Face's spelling of it."""
     name = str(text).lower().removeprefix("torch.")
-    name = SPELLINGS.get(name, name)
-    if name not in BYTES:
-        raise InputError(place, f"{text!r} is no known number format; use one of {', '.join(BYTES)}")
+    name = _SPELLINGS.get(name, name)
+    if name not in _BYTES:
+        raise InputError(place, f"{text!r} is no known number format; use one of {', '.join(_BYTES)}")
     return name
 
 
 def bytes_per_value(dtype: str) -> float:
-    """Bytes of one value of ``dtype``, a name from `BYTES` or a common spelling of one."""
-    return BYTES[dtype_name(dtype, "dtype")]
+    """Bytes of one value of ``dtype``, a name or a common spelling of one."""
+    return _BYTES[dtype_name(dtype, "dtype")]

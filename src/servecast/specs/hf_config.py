@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +22,14 @@ from servecast.specs.dtypes import dtype_name
 from servecast.specs.model import Experts, Latent, LayerGroup, ModelSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
-QKV_BIASED = {"qwen2", "qwen2_moe", "qwen2_vl_text", "qwen2_5_vl_text", "glm4"}
-QK_NORMED = {"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "apertus", "qwen3_vl_text"}
-FOUR_NORMS = {"gemma2", "gemma3", "gemma3_text"}
-TIED_UNLESS_SAID = {"gemma", "gemma2", "gemma3", "gemma3_text"}
-TWO_MATRIX_MLP = {"apertus", "nemotron", "phi", "starcoder2", "gpt_neox", "falcon", "opt"}
-ATTENTION_KINDS = {"full_attention", "sliding_attention"}
+_QKV_BIASED = {"qwen2", "qwen2_moe", "qwen2_vl_text", "qwen2_5_vl_text", "glm4"}
+_QK_NORMED = {"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "apertus", "qwen3_vl_text"}
+_FOUR_NORMS = {"gemma2", "gemma3", "gemma3_text"}
+_TIED_UNLESS_SAID = {"gemma", "gemma2", "gemma3", "gemma3_text"}
+_TWO_MATRIX_MLP = {"apertus", "nemotron", "phi", "starcoder2", "gpt_neox", "falcon", "opt"}
+_ATTENTION_KINDS = {"full_attention", "sliding_attention"}
 
 
 def load(path: str | Path) -> ModelSpec:
@@ -64,7 +65,7 @@ def parse(config: Mapping[str, Any], *, name: str, source: str, place: str) -> M
     keys = _Keys(config, place)
     family = str(keys.get("model_type") or "")
     if config.get("is_encoder_decoder"):
-        raise InputError(f"{place}: is_encoder_decoder", "true is not supported; use a decoder-only model")
+        raise keys.refused("is_encoder_decoder", "true is not supported; use a decoder-only model")
     hidden = keys.whole("hidden_size")
     heads = keys.whole("num_attention_heads")
     latent = _latent(keys)
@@ -73,12 +74,11 @@ def parse(config: Mapping[str, Any], *, name: str, source: str, place: str) -> M
     experts = _experts(keys, family)
     kv_heads = keys.whole("num_key_value_heads", heads)
     if kv_heads > heads or heads % kv_heads:
-        problem = f"is {kv_heads}; it must divide num_attention_heads {heads}"
-        raise InputError(f"{place}: num_key_value_heads", problem)
+        raise keys.refused("num_key_value_heads", f"is {kv_heads}; it must divide num_attention_heads {heads}")
     head_dim = keys.whole("head_dim", 0)
     if not head_dim and not latent and hidden % heads:
         problem = f"is missing and hidden_size {hidden} is not a multiple of {heads} heads; state it"
-        raise InputError(f"{place}: head_dim", problem)
+        raise keys.refused("head_dim", problem)
     intermediate = keys.whole("intermediate_size", experts.intermediate if experts else None)
     tied = keys.get("tie_word_embeddings")
     return ModelSpec(
@@ -94,14 +94,14 @@ def parse(config: Mapping[str, Any], *, name: str, source: str, place: str) -> M
         max_position=keys.whole("max_position_embeddings", 0) or None,
         experts=experts,
         latent=latent,
-        tied_embeddings=family in TIED_UNLESS_SAID if tied is None else bool(tied),
-        gated=family not in TWO_MATRIX_MLP,
-        qkv_bias=attention_bias or family in QKV_BIASED,
+        tied_embeddings=family in _TIED_UNLESS_SAID if tied is None else bool(tied),
+        gated=family not in _TWO_MATRIX_MLP,
+        qkv_bias=attention_bias or family in _QKV_BIASED,
         output_bias=attention_bias,
         mlp_bias=bool(keys.get("mlp_bias")),
-        qk_norm=family in QK_NORMED,
+        qk_norm=family in _QK_NORMED,
         sinks=family == "gpt_oss",
-        norms=4 if family in FOUR_NORMS else 2,
+        norms=4 if family in _FOUR_NORMS else 2,
         dtype=_dtype(keys),
         weight_dtype=weight_dtype,
         quantized_experts_only=experts_only,
@@ -120,33 +120,31 @@ class _Keys:
 
     def get(self, key: str) -> Any:
         """The value, or None where the key is absent or null."""
-        for level in self.levels:
-            if level.get(key) is not None:
-                return level[key]
-        return None
+        return next((level[key] for level in self.levels if level.get(key) is not None), None)
+
+    def refused(self, key: str, problem: str) -> InputError:
+        """What to raise for the value of a key."""
+        return InputError(f"{self.place}: {key}", problem)
 
     def whole(self, key: str, default: int | None = None) -> int:
         """A whole number, positive unless it is the default; without a default the key must be there."""
         value = self.get(key)
         if value is None:
             if default is None:
-                raise InputError(f"{self.place}: {key}", "is missing; a decoder's size cannot be known without it")
+                raise self.refused(key, "is missing; a decoder's size cannot be known without it")
             return default
         if isinstance(value, float) and math.isfinite(value) and value == int(value):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (value == 0 and default != 0):
-            raise InputError(f"{self.place}: {key}", f"{value!r} is not a positive whole number")
+            raise self.refused(key, f"{value!r} is not a positive whole number")
         if value > 10**9:
-            raise InputError(f"{self.place}: {key}", f"{value:.3g} is larger than any model's; check the file")
+            raise self.refused(key, f"{value:.3g} is larger than any model's; check the file")
         return value
 
-    def first_whole(self, names: Iterable[str], default: int | None = None) -> int:
+    def first_whole(self, names: Sequence[str], default: int | None = None) -> int:
         """The first of several spellings of a key that is there."""
-        names = list(names)
-        for key in names:
-            if self.get(key) is not None:
-                return self.whole(key, 0)
-        return self.whole(names[0], default)
+        there = next((key for key in names if self.get(key) is not None), None)
+        return self.whole(there, 0) if there else self.whole(names[0], default)
 
 
 def _dtype(keys: _Keys) -> str:
@@ -175,10 +173,9 @@ def _experts(keys: _Keys, family: str) -> Experts | None:
         return None
     active = keys.first_whole(("num_experts_per_tok", "experts_per_token", "top_k_experts"))
     if active > count:
-        raise InputError(f"{keys.place}: num_experts_per_tok", f"{active} is more than the {count} experts there are")
+        raise keys.refused("num_experts_per_tok", f"{active} is more than the {count} experts there are")
     intermediate = keys.first_whole(("moe_intermediate_size", "intermediate_size"))
-    shared = keys.whole("shared_expert_intermediate_size", 0)
-    shared = shared or keys.whole("n_shared_experts", 0) * intermediate
+    shared = keys.whole("shared_expert_intermediate_size", 0) or keys.whole("n_shared_experts", 0) * intermediate
     return Experts(
         total=count,
         active=active,
@@ -192,11 +189,8 @@ def _experts(keys: _Keys, family: str) -> Experts | None:
 
 def _groups(keys: _Keys, family: str, has_experts: bool) -> tuple[LayerGroup, ...]:
     """Layers gathered by window and kind of feed-forward, in order of first appearance."""
-    count = keys.whole("num_hidden_layers")
-    counted: dict[tuple[int | None, bool], int] = {}
-    for window, layer in zip(_windows(keys, family, count), range(count), strict=True):
-        kind = (window, has_experts and _is_sparse(keys, layer))
-        counted[kind] = counted.get(kind, 0) + 1
+    windows = _windows(keys, family, keys.whole("num_hidden_layers"))
+    counted = Counter((window, has_experts and _is_sparse(keys, layer)) for layer, window in enumerate(windows))
     return tuple(LayerGroup(layers, window, sparse) for (window, sparse), layers in counted.items())
 
 
@@ -204,8 +198,7 @@ def _is_sparse(keys: _Keys, layer: int) -> bool:
     """Whether a layer of a mixture of experts routes: DeepSeek starts dense, Qwen can name or space dense layers."""
     if layer < keys.whole("first_k_dense_replace", 0) or layer in (keys.get("mlp_only_layers") or ()):
         return False
-    step = keys.whole("decoder_sparse_step", 1)
-    return (layer + 1) % step == 0
+    return (layer + 1) % keys.whole("decoder_sparse_step", 1) == 0
 
 
 def _windows(keys: _Keys, family: str, layers: int) -> list[int | None]:
@@ -216,20 +209,18 @@ def _windows(keys: _Keys, family: str, layers: int) -> list[int | None]:
         window = None
     kinds = keys.get("layer_types")
     if kinds is not None:
-        place = f"{keys.place}: layer_types"
         if not isinstance(kinds, list) or len(kinds) != layers:
-            raise InputError(place, f"must list a kind for each of the {layers} layers")
-        if unknown := sorted({str(kind) for kind in kinds} - ATTENTION_KINDS):
-            raise InputError(place, f"{unknown[0]!r} is not supported; known are {', '.join(sorted(ATTENTION_KINDS))}")
+            raise keys.refused("layer_types", f"must list a kind for each of the {layers} layers")
+        if unknown := sorted({str(kind) for kind in kinds} - _ATTENTION_KINDS):
+            known = ", ".join(sorted(_ATTENTION_KINDS))
+            raise keys.refused("layer_types", f"{unknown[0]!r} is not supported; known are {known}")
         if "sliding_attention" in kinds and window is None and keys.get("sliding_window") is None:
-            raise InputError(f"{keys.place}: sliding_window", "is missing, though layer_types names sliding layers")
+            raise keys.refused("sliding_window", "is missing, though layer_types names sliding layers")
         return [window if kind == "sliding_attention" else None for kind in kinds]
     if family == "gemma2":
         return [None if layer % 2 else window for layer in range(layers)]
-    pattern = keys.first_whole(("sliding_window_pattern", "_sliding_window_pattern"), 0)
-    if family in {"gemma3", "gemma3_text"}:
-        pattern = pattern or 6
-    if pattern:
+    usual = 6 if family in {"gemma3", "gemma3_text"} else 0
+    if pattern := keys.first_whole(("sliding_window_pattern", "_sliding_window_pattern"), 0) or usual:
         return [window if (layer + 1) % pattern else None for layer in range(layers)]
     if family.startswith(("qwen2", "qwen3")):
         full = keys.whole("max_window_layers", 0)
@@ -242,9 +233,8 @@ def _quantization(keys: _Keys) -> tuple[str | None, bool]:
     stated = keys.get("quantization_config")
     if not stated:
         return None, False
-    place = f"{keys.place}: quantization_config"
     if not isinstance(stated, dict):
-        raise InputError(place, f"{stated!r} is not an object")
+        raise keys.refused("quantization_config", f"{stated!r} is not an object")
     method = str(stated.get("quant_method", "")).lower()
     if method == "mxfp4":
         return "mxfp4", True
@@ -259,7 +249,6 @@ def _quantization(keys: _Keys) -> tuple[str | None, bool]:
         bits = 4 if stated.get("load_in_4bit") else 8 if stated.get("load_in_8bit") else None
     known = {"4 int": "int4", "8 int": "int8", "8 float": "fp8"}
     if f"{bits} {kind}" not in known:
-        raise InputError(
-            place, f"{method or 'no quant_method'} with {bits} bits is not supported; remove it to serve unquantised"
-        )
+        problem = f"{method or 'no quant_method'} with {bits} bits is not supported; remove it to serve unquantised"
+        raise keys.refused("quantization_config", problem)
     return known[f"{bits} {kind}"], False
