@@ -164,7 +164,7 @@ def test_the_time_left_counts_nothing_that_was_there(monkeypatch, capsys):
         now[0] += 60.0
         tell(Progress(98, 100, "static", 96))
     assert "0:01:00 left" in capsys.readouterr().err
-    assert [terminal.time_left(seconds) for seconds in (None, 59.6, 3723.0)] == ["", "0:01:00 left", "1:02:03 left"]
+    assert [terminal._time_left(seconds) for seconds in (None, 59.6, 3723.0)] == ["", "0:01:00 left", "1:02:03 left"]
 
 
 def test_a_longer_sweep_finds_what_it_shares_and_forgets_the_rest(tmp_path):

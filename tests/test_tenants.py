@@ -194,7 +194,7 @@ def test_the_command_shows_tenants_and_writes_their_table(tmp_path, monkeypatch,
 
 
 def test_many_tenants_are_cut_short_on_the_terminal(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(results, "MOST_TENANTS", 1)
+    monkeypatch.setattr(results, "_MOST_TENANTS", 1)
     written(tmp_path, monkeypatch, chat=EASY, batch=IMPOSSIBLE)
     shown = capsys.readouterr().out
     rows = [line.split() for line in shown.splitlines() if " chat " in line or " batch " in line]

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SCENARIO = "scenario.yaml"
-PLAIN = ("summary", "tenants", "oom")  # the short tables
+_SHORT = ("summary", "tenants", "oom")  # tables that people open
+#: What a results folder has from us: figures and tables of an earlier run are not carried over.
+_OURS = (".png", ".svg", ".csv.gz", ".parquet", "/" + SCENARIO, "/report.html", *(f"/{name}.csv" for name in _SHORT))
 
 
 @contextmanager
@@ -68,12 +70,9 @@ def whole(path: Path, sync: bool = True) -> Iterator[Path]:
 
 def write(path: Path | str, content: str | bytes | Iterable[str]) -> None:
     """Writes a whole file; a place that cannot be written is an InputError."""
-    with writing(path), whole(Path(path)) as partial:
-        if isinstance(content, bytes):
-            partial.write_bytes(content)
-            return
-        with partial.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines([content] if isinstance(content, str) else content)
+    with writing(path), whole(Path(path)) as partial, partial.open("wb") as file:
+        parts = [content] if isinstance(content, bytes | str) else content
+        file.writelines(part if isinstance(part, bytes) else part.encode() for part in parts)
 
 
 def lock(path: Path) -> IO[str] | None:
@@ -102,9 +101,7 @@ def replacing(target: Path) -> Iterator[Path]:
     Files that somebody else put into the old ``target`` are carried over. Where it is a link, what it leads to is
     written, and the link stays.
 
-    Raises
-    ------
-    InputError : it cannot be written, the disk is full, or ``target`` holds something else than results
+    Raises InputError where it cannot be written, the disk is full, or ``target`` holds something else than results.
     """
     there = Path(os.path.realpath(target))
     fresh, aside = (there.with_name(f".{there.name}.{os.getpid()}.{part}") for part in ("new", "old"))
@@ -119,19 +116,15 @@ def replacing(target: Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     except OSError as error:
-        problem = (
-            f"results cannot be written ({error.strerror or error}); free space or choose another folder with --out"
-        )
-        raise InputError(str(target), problem) from error
+        remedy = "free space or choose another folder with --out"
+        raise InputError(str(target), f"results cannot be written ({error.strerror or error}); {remedy}") from error
 
 
 def refuse_strangers(target: Path) -> None:
     """Raises InputError where ``target`` is something else than results, and would be replaced."""
     if target.exists() and not (target.is_dir() and ((target / SCENARIO).is_file() or not any(target.iterdir()))):
-        problem = (
-            f"is there and holds no results (no {SCENARIO}), so it is not replaced; choose another folder with --out"
-        )
-        raise InputError(str(target), problem)
+        problem = f"is there and holds no results (no {SCENARIO}), so it is not replaced"
+        raise InputError(str(target), f"{problem}; choose another folder with --out")
 
 
 def _swap(fresh: Path, target: Path, aside: Path) -> None:
@@ -145,18 +138,9 @@ def _swap(fresh: Path, target: Path, aside: Path) -> None:
         aside.rename(target)
         raise
     for kept in sorted(aside.iterdir()):
-        if not _ours(kept.name):
+        if not f"/{kept.name}".endswith(_OURS):
             kept.rename(target / kept.name)
     shutil.rmtree(aside)
-
-
-def _ours(name: str) -> bool:
-    """Whether a results folder has this file from us; figures and tables of an earlier run are not carried over."""
-    return name.endswith((".png", ".svg", ".csv.gz", ".parquet")) or name in (
-        SCENARIO,
-        "report.html",
-        *(f"{table}.csv" for table in PLAIN),
-    )
 
 
 def write_tables(
@@ -169,14 +153,13 @@ def write_tables(
     (folder / SCENARIO).write_text(scenario_text(scenario), encoding="utf-8")
     names = [SCENARIO]
     for name, frame in tables.items():
-        table = _arrow(frame)
-        names.append(f"{name}.csv" if name in PLAIN else f"{name}.csv.gz" if as_csv else f"{name}.parquet")
-        path = folder / names[-1]
-        if path.suffix == ".parquet":
-            _write_parquet(table, path)
+        ending = ".csv" if name in _SHORT else ".csv.gz" if as_csv else ".parquet"
+        names.append(name + ending)
+        if ending == ".parquet":
+            _write_parquet(_arrow(frame), folder / names[-1])
         else:
-            text = csv_bytes(table)
-            path.write_bytes(text if name in PLAIN else gzip.compress(text, compresslevel=1, mtime=0))
+            text = frame_csv(frame)
+            (folder / names[-1]).write_bytes(text if ending == ".csv" else gzip.compress(text, 1, mtime=0))
     return names
 
 
@@ -187,21 +170,17 @@ def scenario_text(scenario: Mapping[str, Any]) -> str:
     return yaml.safe_dump(plain(scenario), sort_keys=False, allow_unicode=True, width=120)
 
 
-def csv_bytes(table: pa.Table) -> bytes:
-    """A table as CSV: shortest digits that read back as the same number, whatever the locale; missing is blank."""
+def frame_csv(frame: pd.DataFrame) -> bytes:
+    """A frame as CSV: shortest digits that read back as the same number, whatever the locale; missing is blank."""
     from pyarrow import csv as arrow_csv
 
+    table = _arrow(frame)
     head = io.StringIO()
     csv.writer(head, lineterminator="\n").writerow(table.column_names)
     body = io.BytesIO()
     body.write(head.getvalue().encode())
     arrow_csv.write_csv(table, body, arrow_csv.WriteOptions(include_header=False, quoting_style="needed"))
     return body.getvalue()
-
-
-def frame_csv(frame: pd.DataFrame) -> bytes:
-    """A frame as CSV, in the same way."""
-    return csv_bytes(_arrow(frame))
 
 
 def _write_parquet(table: pa.Table, path: Path) -> None:

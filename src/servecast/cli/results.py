@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from servecast.run.results import Results
     from servecast.scenario import Scenario
 
-MOST_TENANTS = 60  # rows of the table of tenants that are shown
-MOST_NOTES = 3  # lines
-GAP = 3  # what a column of a table takes beside its text
-NOTHING = ("0", "0 %", "\u2013")
+_MOST_TENANTS = 60  # rows of the table of tenants that are shown
+_MOST_NOTES = 3  # lines
+_GAP = 3  # what a column of a table takes beside its text
+_NOTHING = ("0", "0 %", "\u2013")
 #: Settings of a policy that are shown though they have their defaults.
-TELLING = ("batch_size", "max_wait_s", "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill")
+_TELLING = ("batch_size", "max_wait_s", "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill")
 
 
 def print_results(scenario: Scenario, results: Results, *, wide: bool = False, all_notes: bool = False) -> None:
@@ -39,16 +39,16 @@ def print_results(scenario: Scenario, results: Results, *, wide: bool = False, a
         _say(f"{label}: {_policy(scenario, results, at, label, all_notes)}", all_notes)
     executed = bool(results.scenario["derived"].get("executed_on"))
     notes = [trust.step_error(results.profile, calibrated=calibrated, executed=executed), *results.notes]
-    few = sum(len(textwrap.wrap(note, terminal.width() - 4)) for note in notes) <= MOST_NOTES
+    few = sum(len(textwrap.wrap(note, terminal.width() - 4)) for note in notes) <= _MOST_NOTES
     for note in notes if all_notes or few else _grouped(notes):
         _say(note, all_notes or few)
     rows = tables.comparison_rows(results.summary, WIDE if wide else WIDE - 1)
     _print_rows("", rows, 1 + len(swept(results.summary)), wide)
     if len(results.tenants):
         rows = tables.tenant_rows(results.tenants)
-        _print_rows("tenants", rows[:MOST_TENANTS], 2 + len(swept(results.tenants)), wide)
-        if len(rows) > MOST_TENANTS:
-            terminal.say(f"({len(rows) - MOST_TENANTS:,} more rows in tenants.csv)")
+        _print_rows("tenants", rows[:_MOST_TENANTS], 2 + len(swept(results.tenants)), wide)
+        if len(rows) > _MOST_TENANTS:
+            terminal.say(f"({len(rows) - _MOST_TENANTS:,} more rows in tenants.csv)")
     terminal.say_verdict(verdict(results.summary, stated(results.scenario), calibrated=calibrated))
 
 
@@ -60,7 +60,7 @@ def _say(line: str, whole: bool) -> None:
 
 
 def _grouped(notes: Sequence[str]) -> list[str]:
-    """At most `MOST_NOTES` lines: notes that begin alike (``Trace: ...``) are one, with their number."""
+    """At most `_MOST_NOTES` lines: notes that begin alike (``Trace: ...``) are one, with their number."""
     groups: dict[str, list[str]] = {}
     for note in notes:
         groups.setdefault(note.partition(":")[0], []).append(note)
@@ -68,9 +68,9 @@ def _grouped(notes: Sequence[str]) -> list[str]:
         same[0] if len(same) == 1 else f"{head} ({len(same)} notes):{same[0].removeprefix(head)[1:]}"
         for head, same in groups.items()
     ]
-    if len(lines) <= MOST_NOTES:
+    if len(lines) <= _MOST_NOTES:
         return lines
-    return [*lines[: MOST_NOTES - 1], f"{len(lines) - MOST_NOTES + 1} more: --notes, or the page"]
+    return [*lines[: _MOST_NOTES - 1], f"{len(lines) - _MOST_NOTES + 1} more: --notes, or the page"]
 
 
 def _print_rows(title: str, rows: Sequence[dict[str, str]], keys: int, wide: bool) -> None:
@@ -97,15 +97,14 @@ def _fitting(first: list[str], rest: list[str], rows: Sequence[dict[str, str]], 
     """Those of the columns ``rest`` that fit beside the first ones: at least one."""
 
     def needs(head: str) -> int:
-        return max([*map(len, head.split()), *(len(row.get(head, "")) for row in rows)]) + GAP
+        return max([*map(len, head.split()), *(len(row.get(head, "")) for row in rows)]) + _GAP
 
     room = width - 1 - sum(needs(head) for head in first)
     shown = list(rest)
-    says = {head: any(row.get(head) not in NOTHING for row in rows) for head in rest}
+    says = {head: any(row.get(head) not in _NOTHING for row in rows) for head in rest}
     for head in sorted(rest, key=lambda head: (says[head], -rest.index(head))):
-        if sum(needs(each) for each in shown) <= room or len(shown) == 1:
-            break
-        shown.remove(head)
+        if sum(map(needs, shown)) > room and len(shown) > 1:
+            shown.remove(head)
     return shown
 
 
@@ -127,22 +126,17 @@ def _policy(scenario: Scenario, results: Results, at: int, label: str, whole: bo
     settings = []
     for key in entry.parameters():
         path = f"policies[{at}].{key}"
-        if whole or _sweeps(scenario, path) or key in entry.model_fields_set or key in TELLING:
-            settings.append(_setting(key, _swept(scenario, path, settled[key])))
+        if whole or _sweeps(scenario, path) or key in entry.model_fields_set or key in _TELLING:
+            value, name = _swept(scenario, path, settled[key]), key.removeprefix("enable_")
+            settings.append({"true": name, "false": f"no {name}"}.get(value, f"{key} {value}"))
     plans = [outcome.memory for outcome in results.outcomes if outcome.policy == label]
     if not plans:  # not one of its runs could be made
         return ", ".join(settings)
-    blocks, tokens, longest = (
-        _spread([getattr(plan, name) for plan in plans]) for name in ("kv_blocks", "kv_tokens", "max_model_len")
-    )
-    memory = f"{blocks} KV blocks" + (f" = {tokens} tokens, max_model_len {longest}" if whole else "")
+    memory = f"{_spread([plan.kv_blocks for plan in plans])} KV blocks"
+    if whole:
+        memory += f" = {_spread([plan.kv_tokens for plan in plans])} tokens"
+        memory += f", max_model_len {_spread([plan.max_model_len for plan in plans])}"
     return f"{', '.join(settings)}; {memory}"
-
-
-def _setting(key: str, value: str) -> str:
-    """``max_num_seqs 256``; of what can be turned on, ``chunked_prefill`` or ``no chunked_prefill``."""
-    name = key.removeprefix("enable_")
-    return {"true": name, "false": f"no {name}"}.get(value, f"{key} {value}")
 
 
 def _swept(scenario: Scenario, key: str, value: object) -> str:

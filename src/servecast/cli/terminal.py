@@ -110,14 +110,14 @@ def progress(name: str, clock: Callable[[], float] = time.monotonic) -> Iterator
             nonlocal began_s
             now_s = clock()
             began_s = now_s if began_s is None else began_s  # what was there has been read by then
-            left = time_left(progress.seconds_left(now_s - began_s))
+            left = _time_left(progress.seconds_left(now_s - began_s))
             description = f"{name}: {progress.at_work}"
             bar.update(task, completed=progress.made, total=progress.total, description=description, left=left)
 
         yield made
 
 
-def time_left(seconds: float | None) -> str:
+def _time_left(seconds: float | None) -> str:
     """``1:02:03 left``; nothing where nobody knows."""
     if seconds is None:
         return ""

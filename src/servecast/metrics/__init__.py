@@ -1,12 +1,10 @@
 """What a run was worth: the table of metrics, its summary row (`summarise`) and by tenant, and its tables."""
 
-from servecast.metrics.frames import decisions_frame, oom_frame, requests_frame
 from servecast.metrics.gaps import GapHistogram, token_gaps
-from servecast.metrics.latencies import CLIENT_LATENCIES, LATENCIES, latencies
+from servecast.metrics.latencies import CLIENT_LATENCIES, LATENCIES, Slo, Tenants, latencies
 from servecast.metrics.log import mean_shapes
 from servecast.metrics.measured import PERCENTILE_RULE, PERCENTILES, Window
-from servecast.metrics.slo import Slo, Tenants
-from servecast.metrics.summary import by_tenant, summarise
+from servecast.metrics.summary import by_tenant, decisions_frame, oom_frame, requests_frame, summarise
 from servecast.metrics.table import METRICS, WIDE, Metric, Value, ranked, regime
 from servecast.metrics.waste import Hardware
 

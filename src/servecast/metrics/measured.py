@@ -19,7 +19,6 @@ from servecast.errors import InputError
 from servecast.metrics.gaps import gaps_within, token_gaps
 from servecast.metrics.latencies import latencies
 from servecast.metrics.log import clip_decisions
-from servecast.metrics.slo import good_requests
 from servecast.metrics.waste import judged, ratio, waste
 from servecast.requests import Status
 
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from servecast.engine import Run
+    from servecast.metrics.latencies import Slo, Tenants
     from servecast.metrics.log import Columns
-    from servecast.metrics.slo import Slo, Tenants
     from servecast.metrics.waste import Hardware
 
 PERCENTILES = (50, 90, 95, 99)
@@ -45,9 +44,7 @@ class Window:
     def bounds(self, run: Run) -> tuple[float, float] | None:
         """Start and end [s], both inclusive for arrivals; None for the whole run.
 
-        Raises
-        ------
-        InputError : nothing is left between the two
+        Raises InputError where nothing is left between the two.
         """
         if self.warmup_s is None and self.cooldown_s is None:
             return None
@@ -55,10 +52,9 @@ class Window:
         last = float(arrivals.max()) if len(arrivals) else 0.0
         start, end = self.warmup_s or 0.0, last - (self.cooldown_s or 0.0)
         if not end > start:
-            problem = (
-                f"{start:g} s of warm-up and {self.cooldown_s or 0.0:g} s of cool-down leave nothing of the {last:g} s "
-                "in which requests arrive; shorten them or send more requests"
-            )
+            left_out = f"{start:g} s of warm-up and {self.cooldown_s or 0.0:g} s of cool-down"
+            remedy = "shorten them or send more requests"
+            problem = f"{left_out} leave nothing of the {last:g} s in which requests arrive; {remedy}"
             raise InputError("scenario.warmup_s", problem)
         return start, end
 
@@ -70,7 +66,7 @@ class Measured:
     requests : those that count: of the window, and of the tenant
     bounds : of the window [s]; None for the whole run
     usd_per_hour : of all GPUs of the system; idle hours are paid too
-    facts : what the run itself does not know, by metric: ``requested_rps``, ``replicas``, ``gpus``, ...
+    facts : what the run itself does not know: ``requested_rps``, ``replicas``, ``gpus``, ``calibrated``, ``cancelled``
     """
 
     run: Run
@@ -125,8 +121,15 @@ class Measured:
 
     @cached_property
     def good(self) -> tuple[int | None, int]:
-        """Requests that met their targets (None where there are none), and the number they are a share of."""
-        return good_requests(self.requests, self.slo, self.tenants, self.run.respond)
+        """Requests that met their targets (None where nobody has one), and the number they are a share of.
+
+        With ``tenants`` each is judged by its own targets, by ``slo`` where it has none; requests of tenants that have
+        neither are neither good nor counted.
+        """
+        whole, slo = self.requests, self.slo
+        parts = [("", whole, slo)] if self.tenants is None else self.tenants.parts(whole, slo)
+        found = [targets.good(part, self.run.respond) for _, part, targets in parts if targets]
+        return (sum(good for good, _ in found), sum(of for _, of in found)) if found else (None, len(whole["id"]))
 
     @cached_property
     def latencies(self) -> dict[str, tuple[float | None, ...]]:

@@ -1,20 +1,26 @@
-"""What a run was worth: its row of ``summary.csv``, and of each tenant its row of ``tenants.csv``.
-
-The metrics are those of `servecast.metrics.table`; what has no value is None, never 0 or NaN.
+"""A run as tables: its row of ``summary.csv`` and its tenants' of ``tenants.csv``, both of `servecast.metrics.table`;
+its requests, decisions and crashes as data frames, for which pandas is imported when one is asked for.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from servecast.metrics.latencies import latencies
+from servecast.metrics.log import mean_shapes
 from servecast.metrics.measured import Measured, Window, within
 from servecast.metrics.table import METRICS, Value
+from servecast.requests import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import pandas as pd
+
     from servecast.engine import Run
-    from servecast.metrics.slo import Slo, Tenants
+    from servecast.metrics.latencies import Slo, Tenants
     from servecast.metrics.waste import Hardware
 
 
@@ -32,18 +38,12 @@ def summarise(
 ) -> dict[str, Value]:
     """The row of ``summary.csv`` for one run.
 
-    tenants : each one's requests are judged by its own targets, by ``slo`` where it has none; where neither is given,
-        its requests are neither good nor counted in the attainment
-    usd_per_hour : of all GPUs of the system; idle hours are paid too
-    facts : what the run itself does not know: ``requested_rps``, ``replicas``, ``gpus``, ``calibrated``, ``cancelled``
+    tenants, usd_per_hour, facts : as in `Measured`
 
-    Raises
-    ------
-    InputError : the window leaves nothing of the run
+    Raises InputError where the window leaves nothing of the run.
     """
     bounds = (window or Window()).bounds(run)
-    counted = within(run.requests, bounds)
-    measured = Measured(run, counted, bounds, slo, tenants, hardware, usd_per_hour, facts)
+    measured = Measured(run, within(run.requests, bounds), bounds, slo, tenants, hardware, usd_per_hour, facts)
     return {"policy": policy, "seed": seed, **{metric.name: metric.value(measured) for metric in METRICS.values()}}
 
 
@@ -69,3 +69,45 @@ def by_tenant(
             if metric.name == "slo_attainment":
                 row |= {f"slo_{key}": getattr(targets, key, None) for key in ("ttft_s", "tpot_s", "e2e_s")}
         yield row
+
+
+def requests_frame(run: Run) -> pd.DataFrame:
+    """One row a request, in order of id; what is not known is missing."""
+    import pandas as pd
+
+    times = latencies(run.requests, run.respond)
+    names = [status.name.lower() for status in Status]
+    columns: dict[str, Any] = {name: run.requests[name] for name in ("id", "arrival_s", "sent_s")}
+    columns["client_queue_s"] = times["client_queue"]
+    columns |= {name: run.requests[name] for name in ("prompt_tokens", "output_tokens", "generated_tokens")}
+    columns["status"] = pd.Categorical.from_codes(run.requests["status"].astype(np.int8), categories=pd.Index(names))
+    columns |= {name: run.requests[name] for name in ("scheduled_s", "first_token_s", "finish_s")}
+    columns |= {f"{name}_s": times[name] for name in ("queue", *times)}
+    columns |= {name: run.requests[name] for name in ("preemptions", "recomputed_tokens")}
+    columns["slot"] = pd.array(run.requests["slot"], dtype="Int32")
+    return pd.DataFrame(columns)
+
+
+def decisions_frame(run: Run, hardware: Hardware | None = None) -> pd.DataFrame:
+    """One row a scheduling decision, in the one schema of steps.
+
+    With ``hardware`` also ``step_flops`` and ``step_bytes`` of its mean iteration, per GPU: where it stands on the
+    roofline.
+    """
+    import pandas as pd
+
+    columns: dict[str, Any] = dict(run.decisions)
+    if hardware is not None:
+        columns |= dict(zip(("step_flops", "step_bytes"), hardware.work(mean_shapes(run.decisions)), strict=True))
+    return pd.DataFrame(columns)
+
+
+def oom_frame(run: Run) -> pd.DataFrame:
+    """One row an out-of-memory event: when, how many requests it took, bytes wanted and bytes there."""
+    import pandas as pd
+
+    counts = ("requests", "wanted_bytes", "available_bytes")
+    columns = {"time_s": np.array([event.time_s for event in run.oom], dtype=np.float64)}
+    # With their types even where there are none, so that joined with other runs' they stay what they are.
+    columns |= {name: np.array([round(getattr(event, name)) for event in run.oom], dtype=np.int64) for name in counts}
+    return pd.DataFrame(columns)

@@ -20,9 +20,8 @@ from servecast.run.results import Failure, Made, Outcome, Results, Roof
 from servecast.run.shown import view
 from servecast.run.store import digest_of
 from servecast.run.system import System
-from servecast.scenario import keypath, points
+from servecast.scenario import keypath, points, resolved
 from servecast.scenario.loading import label_of
-from servecast.scenario.resolved import resolved
 from servecast.scenario.serving import serving
 from servecast.text import listed
 

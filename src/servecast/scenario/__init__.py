@@ -1,7 +1,6 @@
 """Scenarios: the file, its schema, its points; what stands behind its names; and the resolved form."""
 
-from servecast.scenario.loading import Point, changed, check, find, load, names, points
-from servecast.scenario.resolved import resolved, seen_from
+from servecast.scenario.loading import Point, changed, check, find, load, names, points, resolved, seen_from
 from servecast.scenario.schema import Scenario
 from servecast.scenario.serving import Serving, serving
 

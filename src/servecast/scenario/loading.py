@@ -1,4 +1,6 @@
-"""From a file (or the name of a shipped scenario) to a checked `Scenario`, and from that to the points of its sweep."""
+"""From a file (or a shipped name) to a checked `Scenario`, to the points of its sweep, and back to plain data with
+every default that took effect, which is written beside the results and can be run again.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import difflib
 import itertools
 import json
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,11 +22,12 @@ from servecast.scenario.document import read as read_document
 from servecast.scenario.keypath import assign, parse
 from servecast.scenario.remedies import input_error
 from servecast.scenario.schema import Scenario
-from servecast.scenario.serving import serving, settle
+from servecast.scenario.serving import memory_budget, serving, settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from servecast.memory import MemoryBudget
     from servecast.scenario.document import Document, KeyPath
 
 
@@ -41,6 +45,7 @@ class Point(NamedTuple):
 
 
 _MOST_POINTS = 100_000  # what comes near it is a slip of a digit
+_GIB = 1 << 30
 
 
 def load(path: str | Path, overrides: Mapping[str, object] | None = None) -> Scenario:
@@ -192,3 +197,60 @@ def label_of(swept: Mapping[str, Any]) -> str:
     last = [key.rsplit(".", 1)[-1] for key in swept]
     names = [short if last.count(short) == 1 else key for key, short in zip(swept, last, strict=True)]
     return ", ".join(f"{name}={value}" for name, value in zip(names, swept.values(), strict=True))
+
+
+def resolved(scenario: Scenario, shown: Scenario | None = None) -> dict[str, Any]:
+    """The scenario as plain data, paths absolute. What follows from it stands under ``derived``.
+
+    shown : the point of the sweep that ``derived`` is about; the first by default
+    ``derived`` is for people to read: a scenario that is loaded again ignores it and derives it anew.
+
+    Raises InputError where the point's names or its memory cannot be.
+    """
+    first = shown or points(scenario)[0].scenario
+    served = serving(first)
+    scenario = settle(scenario, served.device)
+    data: dict[str, Any] = scenario.model_dump(mode="json")
+    data["engine"]["gpu_memory_utilization"] = scenario.engine.gpu_memory_utilization or served.memory_share
+    data["engine"]["tensor_parallel_size"] = scenario.engine.tensor_parallel_size or served.tensor_parallel
+    plans = {
+        label: _budget(memory_budget(first, served, entry.build().set_aside))
+        for label, entry in zip(scenario.labels(), first.policies, strict=True)
+    }
+    data["derived"] = {
+        "model_parameters": served.model.parameters(),
+        "device": served.device.name,
+        "cost_model": served.cost.name,
+        "calibrated": served.cost.calibrated,
+        "memory": plans,
+    }
+    return data
+
+
+def _budget(budget: MemoryBudget) -> dict[str, Any]:
+    sizes = {
+        "usable": budget.usable_bytes,
+        "weights": budget.weight_bytes,
+        "activations": budget.activation_bytes,
+        "overhead": budget.overhead_bytes,
+        "kv": budget.kv_bytes,
+    }
+    return {
+        "kv_blocks": budget.kv_blocks,
+        "kv_tokens": budget.kv_tokens,
+        "max_model_len": budget.max_model_len,
+        "kv_cache_dtype": budget.kv_dtype,
+        **{f"{name}_gib": round(size / _GIB, 3) for name, size in sizes.items()},
+    }
+
+
+def seen_from(folder: Path, data: Any) -> Any:
+    """A copy of plain data in which absolute paths are relative to ``folder``."""
+    if isinstance(data, dict):
+        return {key: seen_from(folder, value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [seen_from(folder, value) for value in data]
+    if isinstance(data, str) and data.startswith("/"):
+        path = os.path.relpath(data, folder)
+        return path if path.startswith("..") else f"./{path}"
+    return data
