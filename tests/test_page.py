@@ -25,7 +25,7 @@ from servecast.report.charts.scales import scale
 from servecast.report.charts.spec import Axis, Chart, Datum, Panel, Series
 from servecast.report.points import MOST_POINTS, PER_GPU, USERS, frontier, points_of
 from servecast.report.run_page import run_page
-from servecast.run.shown import view
+from servecast.run.judged import view
 from servecast.scenario import check
 from servecast.text import number
 

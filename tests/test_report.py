@@ -33,8 +33,7 @@ from servecast.report.run_page import _tiles, _window, drawn
 from servecast.report.tables import targets
 from servecast.report.time_charts import buckets, held_slots
 from servecast.report.trust import step_error
-from servecast.run.judged import judged, per_policy, regimes
-from servecast.run.shown import view
+from servecast.run.judged import _regimes, judged, per_policy, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -442,10 +441,10 @@ def summary_like(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def test_regimes_of_several_seeds_are_counted() -> None:
-    assert regimes(pd.Series(["stable", "backlogged", "stable"])) == "2 of 3 stable"
-    assert regimes(pd.Series(["overloaded", "backlogged", "overloaded"])) == "2 of 3 overloaded"
-    assert regimes(pd.Series(["backlogged"] * 3)) == "backlogged"
-    assert regimes(pd.Series([None, None])) is None
+    assert _regimes(pd.Series(["stable", "backlogged", "stable"])) == "2 of 3 stable"
+    assert _regimes(pd.Series(["overloaded", "backlogged", "overloaded"])) == "2 of 3 overloaded"
+    assert _regimes(pd.Series(["backlogged"] * 3)) == "backlogged"
+    assert _regimes(pd.Series([None, None])) is None
 
 
 def test_verdict_compares_points_at_which_nothing_is_lost_and_names_the_cliff() -> None:

@@ -129,8 +129,8 @@ def test_a_calibrated_run_keeps_how_far_it_went_beyond(tmp_path):
     with opened(tmp_path / "tiny") as store:
         second = simulate(far, store=store)
     assert second.resumed == 2
-    assert [outcome.extrapolation for outcome in first.outcomes] == [
-        outcome.extrapolation for outcome in second.outcomes
+    assert [outcome.made.extrapolation for outcome in first.outcomes] == [
+        outcome.made.extrapolation for outcome in second.outcomes
     ]
 
 

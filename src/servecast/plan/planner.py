@@ -22,7 +22,7 @@ from servecast.plan.best import at_the_target, drawn_of, enough, examined, satur
 from servecast.plan.configuration import Configuration, judges
 from servecast.plan.load import load_of
 from servecast.plan.searching import drawn_pairs, guessed, replicas_for, settled, statistics, together
-from servecast.run.sweep import Progress, trace_notes
+from servecast.run.sweep import Progress, notes_of
 from servecast.scenario.goals import Search
 from servecast.scenario.loading import grid
 from servecast.scenario.traffic import traffic
@@ -61,7 +61,11 @@ def make_plan(
         options.append(option)
         progress(Progress(len(options), total, option.label))
     chosen = _chosen(searched, options)
-    notes = (*_unused_prices(goal, options), *_of_the_load(scenario), *_notes(options))
+    notes = (
+        *_unused_prices(goal, options),
+        *notes_of(traffic(scenario.workload, scenario.engine.block_size)),
+        *_notes(options),
+    )
     plan = Plan(scenario.name, dict(goal.slo), tuple(options), None, supported=False, notes=notes, resumed=resumed)
     if chosen is not None:
         configuration = _with_requests(searched[chosen], options[chosen])
@@ -334,12 +338,6 @@ def _unused_prices(goal: Goal, options: Sequence[Option]) -> tuple[str, ...]:
         return ()
     its, is_ = ("its price", "is") if len(idle) == 1 else ("their prices", "are")
     return (f"No option is on {listed(idle)}: {its} {is_} not used. The options are on {listed(devices)}.",)
-
-
-def _of_the_load(scenario: Scenario) -> tuple[str, ...]:
-    """What a reader should know of the requests: rows of a trace that were left out, answers that were cut."""
-    sent = traffic(scenario.workload, scenario.engine.block_size)
-    return (*sent.notes, *(() if sent.trace is None else trace_notes(sent.trace)))
 
 
 def _rank(option: Option) -> tuple[float, float, float]:

@@ -49,7 +49,9 @@ def scenario(results: Results, folder: Path, exports: Path | None = None) -> dic
         "step_error": error,
         "notes": results.notes,
         "summary": [{**plain(outcome.keys, str), **outcome.row} for outcome in results.outcomes],
-        "tenants": [{**plain(outcome.keys, str), **row} for outcome in results.outcomes for row in outcome.tenants],
+        "tenants": [
+            {**plain(outcome.keys, str), **row} for outcome in results.outcomes for row in outcome.made.tenants
+        ],
         "failures": [failure._asdict() for failure in results.failures],
         "missing": results.missing,
         "resumed": results.resumed,

@@ -10,7 +10,7 @@ import numpy as np
 from servecast.report.charts.looks import places
 from servecast.report.charts.spec import Axis, Bar, Bars, Chart, Curve, Datum, Key, Line, Panel, Part, Series
 from servecast.report.tables import UNCALIBRATED
-from servecast.run.shown import on_the_roof
+from servecast.run.judged import on_the_roof
 from servecast.text import listed, missing, number, seconds, share
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from servecast.run.judged import View
     from servecast.run.results import Roof
-    from servecast.run.shown import View
 
 _RANKS = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)  # percentiles that have tooltips
 _CURVE = 160  # points of a distribution's line

@@ -16,9 +16,8 @@ from servecast.report.points import Points, points_of
 from servecast.report.tables import UNCALIBRATED, comparison_rows, targets, tenant_rows
 from servecast.report.trust import step_error
 from servecast.report.verdicts.run import verdict
-from servecast.run.judged import judged, per_policy
+from servecast.run.judged import judged, per_policy, view
 from servecast.run.results import stated, swept
-from servecast.run.shown import view
 from servecast.text import missing, number, plain_value, seconds, short_key
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from servecast.text import how_often, missing, number, seconds, share
 if TYPE_CHECKING:
     import pandas as pd
 
-    from servecast.run.shown import View
+    from servecast.run.judged import View
 
 _PANELS = 6  # policies of a timeline
 _MEANS = 110  # of time where means are drawn: batches that follow each other faster are a level, not a comb

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from servecast.run.results import Outcome
 
 #: What a field of `StepShape` above its bound means to somebody who does not know the field.
-LARGER = {
+_LARGER = {
     "prefill_rows": "more prompts in a step",
     "prefill_tokens": "more prompts in a step",
     "prefill_pairs": "longer prompts",
@@ -31,12 +31,12 @@ LARGER = {
     "decode_context": "more context in a batch",
     "max_context": "longer contexts",
 }
-UNSEEN = {
+_UNSEEN = {
     "decode": "steps without prompts",
     "mixed": "steps of prompts and answers together",
     "prefill": "steps of prompts alone",
 }
-NAMED = 3  # ways to be larger in a sentence, the farthest first
+_NAMED = 3  # ways to be larger in a sentence, the farthest first
 
 
 class Extrapolation(NamedTuple):
@@ -66,11 +66,6 @@ class Extrapolation(NamedTuple):
         """How far it went: 1 is the bound itself."""
         return max(self.factors.values(), default=1.0)
 
-    @property
-    def unmeasured(self) -> bool:
-        """Whether some steps were of a kind that was never measured."""
-        return bool(self.kinds)
-
 
 def farthest(run: Run, cost: CostModel | StepCost) -> Extrapolation | None:
     """How far a run went outside the calibrated domain; None inside it, and for a datasheet."""
@@ -99,25 +94,21 @@ def sentences(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """One sentence for each policy priced beyond the measurements: the largest share and factors of its runs."""
     for policy in dict.fromkeys(outcome.policy for outcome in outcomes):
         runs = [outcome for outcome in outcomes if outcome.policy == policy]
-        found = [outcome.extrapolation for outcome in runs if outcome.extrapolation is not None]
-        if not found:
-            continue
-        yield sentence(policy, max(outcome.row["extrapolated_fraction"] or 0.0 for outcome in runs), found)
+        found = [run.made.extrapolation for run in runs if run.made.extrapolation is not None]
+        if found:
+            yield sentence(policy, max(outcome.row["extrapolated_fraction"] or 0.0 for outcome in runs), found)
 
 
 def sentence(name: str, most: float, found: Sequence[Extrapolation]) -> str:
     """How far some runs went beyond the measurements, and for which share of their busy time at most."""
-    return f"Extrapolated: {name}, up to {share(most)} of its busy time: {_what(found)}."
-
-
-def _what(found: Sequence[Extrapolation]) -> str:
     factors: dict[str, float] = {}
     for each in found:
         for name, factor in each.factors.items():
-            factors[LARGER[name]] = max(factor, factors.get(LARGER[name], 1.0))
-    farthest_first = sorted(factors, key=factors.__getitem__, reverse=True)[:NAMED]
+            factors[_LARGER[name]] = max(factor, factors.get(_LARGER[name], 1.0))
+    farthest_first = sorted(factors, key=factors.__getitem__, reverse=True)[:_NAMED]
     larger = [f"{words} ({number(factors[words], 2)} times)" for words in farthest_first]
-    unseen = [UNSEEN[kind] for kind in dict.fromkeys(kind for each in found for kind in each.kinds)]
+    unseen = [_UNSEEN[kind] for kind in dict.fromkeys(kind for each in found for kind in each.kinds)]
     parts = [f"{listed(larger)} than were measured"] if larger else []
     parts += [f"{listed(unseen)}, which were not measured at all"] if unseen else []
-    return f"{', and '.join(parts)}: priced by {'physics' if found[0].physics else 'carrying the measured tables on'}"
+    how = "physics" if found[0].physics else "carrying the measured tables on"
+    return f"Extrapolated: {name}, up to {share(most)} of its busy time: {', and '.join(parts)}: priced by {how}."

@@ -50,7 +50,7 @@ class Made(NamedTuple):
     extrapolation : how far it went outside what was measured
     prompts_failed : memory ran out in a step that computed a closed batch's prompts
     tenants : rows of `servecast.metrics.by_tenant`; none where the workload names no tenant
-    run : its requests and decisions; None where they are not kept
+    run : its requests and decisions; None where a sweep has too many to hold
     """
 
     row: dict[str, Any]
@@ -74,13 +74,11 @@ class Made(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """One run: which it is, its tables, and its row of the summary.
+    """One run: which it is, and what it gave.
 
     policy, kind : the policy's label in tables, and its kind
     point : label of the sweep point ("" without a sweep)
     swept : value by swept key path, None where the key is one that this policy does not have
-    run : its requests and decisions; None where a sweep has too many to hold
-    row, extrapolation, notes, prompts_failed, tenants : as in `Made`
     """
 
     policy: str
@@ -88,14 +86,19 @@ class Outcome(NamedTuple):
     point: str
     swept: dict[str, Any]
     seed: int
-    run: Run | None
-    row: dict[str, Any]
     memory: MemoryBudget
     hardware: Hardware
-    extrapolation: Extrapolation | None = None
-    notes: tuple[str, ...] = ()
-    prompts_failed: bool = False
-    tenants: tuple[dict[str, Any], ...] = ()
+    made: Made
+
+    @property
+    def run(self) -> Run | None:
+        """Its requests and decisions, where they are held."""
+        return self.made.run
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Its row of the summary."""
+        return self.made.row
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -155,7 +158,7 @@ class Results:
         """One row a tenant of every run; empty where the workload names no tenant."""
         import pandas as pd
 
-        return pd.DataFrame([{**outcome.keys, **row} for outcome in self.outcomes for row in outcome.tenants])
+        return pd.DataFrame([{**outcome.keys, **row} for outcome in self.outcomes for row in outcome.made.tenants])
 
     @cached_property
     def requests(self) -> pd.DataFrame:
@@ -175,29 +178,21 @@ class Results:
     def _joined(self, table: Callable[[Run, Hardware], pd.DataFrame]) -> pd.DataFrame:
         import pandas as pd
 
-        held = [(outcome.keys, outcome.run, outcome.hardware) for outcome in self.outcomes if outcome.run is not None]
-        if not held:
+        keys = pd.DataFrame([outcome.keys for outcome in self.outcomes if outcome.run is not None])
+        frames = [table(each.run, each.hardware) for each in self.outcomes if each.run is not None]
+        if not frames:
             return pd.DataFrame(columns=list(self.outcomes[0].keys))
-        keys = [each for each, _, _ in held]
-        frames = [table(run, hardware) for _, run, hardware in held]
-        for key in reversed(keys[0]):
-            values = [row[key] for row in keys]
+        for name in reversed(keys.columns):
+            values = keys[name].tolist()
+            # Text is kept as codes, since it stands in every row of large tables.
+            texts = pd.Index(dict.fromkeys(values)) if all(isinstance(each, str) for each in values) else None
             for value, frame in zip(values, frames, strict=True):
-                frame.insert(0, key, _repeated(value, values, frame.index))
+                if texts is None:  # of the type that all of them need, even where it has no rows
+                    column: Any = pd.Series([value] * len(frame), index=frame.index, dtype=pd.Series(values).dtype)
+                else:
+                    column = pd.Categorical.from_codes([texts.get_loc(value)] * len(frame), categories=texts)
+                frame.insert(0, name, column)
         return pd.concat(frames, ignore_index=True)
-
-
-def _repeated(value: Any, values: list[Any], rows: pd.Index) -> Any:
-    """A column that holds one of ``values``, of the type that all of them need, even where it has no rows.
-
-    Text is kept as codes, since it stands in every row of large tables.
-    """
-    import pandas as pd
-
-    if all(isinstance(each, str) for each in values):
-        texts = list(dict.fromkeys(values))
-        return pd.Categorical.from_codes([texts.index(value)] * len(rows), categories=pd.Index(texts))
-    return pd.Series([value] * len(rows), index=rows, dtype=pd.Series(values).dtype)
 
 
 def stated(scenario: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -16,8 +16,8 @@ from servecast.errors import InputError
 from servecast.metrics import Window, by_tenant
 from servecast.requests import Status
 from servecast.run.extrapolation import farthest, sentences
+from servecast.run.judged import view
 from servecast.run.results import Failure, Made, Outcome, Results, Roof
-from servecast.run.shown import view
 from servecast.run.store import digest_of
 from servecast.run.system import System
 from servecast.scenario import keypath, points, resolved
@@ -28,13 +28,12 @@ from servecast.text import listed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from servecast.engine import Run
     from servecast.run.cluster import Cluster
     from servecast.run.store import Store
     from servecast.run.system import Machines
     from servecast.scenario import Point, Scenario
     from servecast.scenario.serving import Serving
-    from servecast.workload.traces.trace_file import TraceReport
+    from servecast.scenario.traffic import Traffic
 
 #: Requests of all runs of a sweep together up to which their tables are kept: beyond, only those that figures show.
 MOST_REQUESTS = 250_000
@@ -57,10 +56,6 @@ class Progress(NamedTuple):
         """Seconds that what is missing will take, at the pace of this sitting; None before anything was made in it."""
         made = self.made - self.found
         return elapsed_s / made * (self.total - self.made) if made > 0 else None
-
-
-def _no_progress(progress: Progress) -> None:
-    """Nobody watches."""
 
 
 class Task(NamedTuple):
@@ -86,19 +81,24 @@ class Task(NamedTuple):
 
 
 def tasks_of(scenario: Scenario) -> list[Task]:
-    """Every run to be made, in order: a policy without a swept key runs once, not at each of its values."""
+    """Every run to be made, in order: a policy without a swept key runs once, not at each of its values.
+
+    A task has its point as the policy has it: None for each swept key that is another policy's, and no word of it.
+    """
     tasks: dict[tuple[Any, ...], Task] = {}
     for point in points(scenario):
         for at in range(len(scenario.policies)):
-            own = _own(point, at)
-            tasks.setdefault((at, own.label, point.seed), Task(own, at))
+            own = {key: value for key, value in point.swept.items() if _has(point.scenario, at, key)}
+            label = point.label if len(own) == len(point.swept) else label_of(own)
+            swept = {**dict.fromkeys(point.swept), **own}
+            tasks.setdefault((at, label, point.seed), Task(point._replace(label=label, swept=swept), at))
     return list(tasks.values())
 
 
 def simulate(
     scenario: Scenario,
     jobs: int = 1,
-    progress: Callable[[Progress], None] = _no_progress,
+    progress: Callable[[Progress], None] = lambda progress: None,
     store: Store | None = None,
     cluster: Cluster | None = None,
     machines: Machines | None = None,
@@ -119,9 +119,9 @@ def simulate(
             sweep.add(place, result)
             progress(Progress(len(sweep.results), len(tasks), tasks[place].which, sweep.resumed))
     except KeyboardInterrupt:
-        if not sweep.outcomes:
+        if not sweep.split()[0]:
             raise
-    outcomes, failures, missing = sweep.outcomes, sweep.failures, len(sweep.missing)
+    (outcomes, failures), missing = sweep.split(), len(sweep.missing)
     if not outcomes:
         raise InputError(failures[0].place, failures[0].problem)
     if not missing and store is not None:
@@ -159,7 +159,7 @@ def _with_tables_shown(results: Results, tasks: Sequence[Task]) -> Results:
         of = outcomes[row]
         again = run(by_name[of.policy, of.point, of.seed])
         assert isinstance(again, Made)
-        outcomes[row] = of._replace(run=again.run)
+        outcomes[row] = of._replace(made=of.made._replace(run=again.run))
     note = (
         "Too many requests to hold the tables of all runs: those of requests and decisions are of the "
         f"{len(shown)} that the figures show, of {len(outcomes)}."
@@ -197,15 +197,11 @@ class Sweep:
         """The places of the tasks that are still to be run, in order."""
         return [place for place in range(len(self.tasks)) if place not in self.results]
 
-    @property
-    def outcomes(self) -> list[Outcome]:
-        """The runs that were made, in order."""
-        return [result for _, result in sorted(self.results.items()) if isinstance(result, Outcome)]
-
-    @property
-    def failures(self) -> list[Failure]:
-        """The runs that could not be, in order."""
-        return [result for _, result in sorted(self.results.items()) if isinstance(result, Failure)]
+    def split(self) -> tuple[list[Outcome], list[Failure]]:
+        """The runs that were made, and those that could not be, in order."""
+        results = [result for _, result in sorted(self.results.items())]
+        made = [result for result in results if isinstance(result, Outcome)]
+        return made, [result for result in results if isinstance(result, Failure)]
 
     def point_of(self, outcome: Outcome) -> Scenario:
         """The scenario of an outcome, without a sweep."""
@@ -235,44 +231,29 @@ class Sweep:
 
     def _hold(self, place: int, made: Made) -> None:
         self._requests += int(made.row["arrived_whole_run"])
-        outcome = self._outcome(self.tasks[place], made)
-        self.results[place] = outcome if self.tables else outcome._replace(run=None)
-        if self.tables and self._requests > MOST_REQUESTS and self._many:
-            self.tables = False
-            self.results = {
-                at: result._replace(run=None) if isinstance(result, Outcome) else result
-                for at, result in self.results.items()
-            }
-            if self._store is not None:
-                self._store.drop_tables()
-
-    def _outcome(self, task: Task, made: Made) -> Outcome:
+        task = self.tasks[place]
         (label, swept, seed, scenario), at = task
         # What all points of a device share is held once.
         key = scenario.model_dump_json(include={"model", "profile", "device", "engine"})
         if key not in self._servings:
             self._servings[key] = serving(scenario)
         system = System.of(scenario, at, self._servings[key])
-        row = {**made.row, "policy": task.policy}
-        return Outcome(
-            task.policy, scenario.policies[at].kind, label, swept, seed, made.run, row, system.memory, system.hardware,
-            made.extrapolation, made.notes, made.prompts_failed, made.tenants,
-        )  # fmt: skip
+        made = made._replace(row={**made.row, "policy": task.policy}, run=made.run if self.tables else None)
+        kind = scenario.policies[at].kind
+        self.results[place] = Outcome(task.policy, kind, label, swept, seed, system.memory, system.hardware, made)
+        if self.tables and self._requests > MOST_REQUESTS and self._many:
+            self.tables = False
+            for at, result in self.results.items():
+                if isinstance(result, Outcome):
+                    self.results[at] = result._replace(made=result.made._replace(run=None))
+            if self._store is not None:
+                self._store.drop_tables()
 
 
 def _known_requests(tasks: Sequence[Task]) -> int:
     """How many requests are sure to come, so that workers need not send tables which nobody would hold."""
     loads = [task.point.scenario.workload for task in tasks if task.point.scenario.horizon_s is None]
     return sum(load.requests or 0 for load in loads if load.trace is None and load.servegen is None)
-
-
-def _own(point: Point, at: int) -> Point:
-    """The point as one policy has it: None for each swept key that is another policy's, and no word of it."""
-    swept = {key: value if _has(point.scenario, at, key) else None for key, value in point.swept.items()}
-    if swept == point.swept:
-        return point
-    own = {key: value for key, value in swept.items() if _has(point.scenario, at, key)}
-    return point._replace(label=label_of(own), swept=swept)
 
 
 def _has(scenario: Scenario, at: int, key: str) -> bool:
@@ -291,14 +272,14 @@ def _notes(outcomes: list[Outcome], failures: list[Failure], missing: int) -> It
         yield f"Not run ({failure.which}): {failure.place}: {failure.problem}"
     yield from sentences(outcomes)
     yield from _prompts_that_did_not_fit(outcomes)
-    yield from dict.fromkeys(note for outcome in outcomes for note in outcome.notes)
+    yield from dict.fromkeys(note for outcome in outcomes for note in outcome.made.notes)
 
 
 def _prompts_that_did_not_fit(outcomes: list[Outcome]) -> Iterator[str]:
     """Why memory can run out with the KV cache next to empty: the step that failed held nothing yet."""
     found: dict[str, dict[str, None]] = {}
     for outcome in outcomes:
-        if outcome.prompts_failed:
+        if outcome.made.prompts_failed:
             found.setdefault(outcome.policy, {})[outcome.point] = None
     if found:
         who = [policy + (f" ({'; '.join(labels)})" if any(labels) else "") for policy, labels in found.items()]
@@ -371,18 +352,14 @@ def _run(task: Task, progress: Callable[[float], None], machines: Machines | Non
     row: dict[str, Any] = system.row(
         made, sent, seed=task.point.seed, window=window, usd_per_hour=system.usd_per_hour, executed=machines is not None
     )
-    notes = (*sent.notes, *(() if sent.trace is None else trace_notes(sent.trace)))
-    whose = system.tenants(sent)
+    whose, ended = system.tenants(sent), made.requests
     by_name = () if whose is None else tuple(by_tenant(made, whose, slo=system.slo, window=window))
-    return Made(row, farthest(made, served.cost), notes, _prompts_failed(made), by_name, made)
+    prompts_failed = bool(((ended["status"] == Status.OOM) & (ended["generated_tokens"] == 0)).any())
+    return Made(row, farthest(made, served.cost), notes_of(sent), prompts_failed, by_name, made)
 
 
-def _prompts_failed(made: Run) -> bool:
-    requests = made.requests
-    return bool(((requests["status"] == Status.OOM) & (requests["generated_tokens"] == 0)).any())
-
-
-def trace_notes(report: TraceReport) -> tuple[str, ...]:
-    """What became of a trace's rows: those left out stand first, by reason, with their first line numbers."""
-    left_out = [f"left out {rejected}" for rejected in report.rejected]
-    return tuple(f"Trace: {note}." for note in (*left_out, *report.notes))
+def notes_of(sent: Traffic) -> tuple[str, ...]:
+    """What a reader should know of requests: answers that were cut, rows of a trace that were left out, by reason."""
+    report = sent.trace
+    left_out = [] if report is None else [f"left out {rejected}" for rejected in report.rejected]
+    return (*sent.notes, *(f"Trace: {note}." for note in (*left_out, *(report.notes if report else ()))))
