@@ -17,7 +17,7 @@ from servecast.scenario import check
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
 
-from servecast.against.device import runs, speed  # noqa: E402
+from servecast.against.device import runs  # noqa: E402
 from servecast.against.device.validate import validate  # noqa: E402
 from servecast.device import calibrate, grid, steps  # noqa: E402
 from servecast.report.validation_page import write  # noqa: E402
@@ -194,9 +194,9 @@ def test_a_batch_that_outgrows_the_memory_crashes_in_both(folder):
 
 def test_drift_is_the_worst_mean_with_its_sign():
     seen = [{"mixed": 1.02, "decode": 2.0}, {"mixed": 1.0, "decode": 1.6}]
-    found = speed.drifts(seen, {"mixed": 1.0, "decode": 2.0})
+    found = runs.drifts_of(seen, {"mixed": 1.0, "decode": 2.0})
     assert found == {"mixed": pytest.approx(0.01), "decode": pytest.approx(-0.1)}
-    assert speed.worst(found) == found["decode"]
+    assert runs.Executed(None, found).drift == found["decode"]
 
 
 def test_a_device_that_is_a_third_slower_is_told_apart_from_a_wrong_model(folder, monkeypatch):
@@ -228,7 +228,7 @@ def test_the_speed_is_looked_at_between_batches_by_device_time():
             return Affine(0.1, 0.0, 1)
 
     looks = []
-    watched = speed.Watched(Fixed(), lambda: looks.append(len(looks)) or {"mixed": 1.0})
+    watched = runs.Watched(Fixed(), lambda: looks.append(len(looks)) or {"mixed": 1.0})
     for _ in range(10):
         watched.run(None)
     assert len(watched.seen) == len(looks) == 4  # before the first, and after each 0.25 s

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from toy_runs import ToyRun, decision_columns
 
-from servecast.against.device import compare, execute, runs, speed
+from servecast.against.device import compare, execute, runs
 from servecast.against.device import validate as validation
 from servecast.against.device.gates import BURST
 from servecast.errors import InputError
@@ -89,13 +89,13 @@ def test_a_band_holds_the_mean_of_the_executions():
 
 def test_decoding_goes_by_its_own_reference_and_by_its_share_of_the_time():
     run = ToyRun({}, executed_log())
-    assert speed.scale(run, {"decode": 0.3, "mixed": 0.0}) == pytest.approx(1 + 20 / 24 * 0.3)
-    assert speed.scale(run, {"decode": 0.0, "mixed": 0.3}) == pytest.approx(1 + 4 / 24 * 0.3)
-    assert speed.scale(run, {"decode": -0.1, "mixed": 0.2}) == pytest.approx(1 + (20 * -0.1 + 4 * 0.2) / 24)
+    assert runs.scale(run, {"decode": 0.3, "mixed": 0.0}) == pytest.approx(1 + 20 / 24 * 0.3)
+    assert runs.scale(run, {"decode": 0.0, "mixed": 0.3}) == pytest.approx(1 + 4 / 24 * 0.3)
+    assert runs.scale(run, {"decode": -0.1, "mixed": 0.2}) == pytest.approx(1 + (20 * -0.1 + 4 * 0.2) / 24)
     prompt = {"prefill_rows": 1, "prefill_tokens": 9, "decode_rows": 3, "decode_context": 30, "max_context": 11}
     beside = ToyRun({}, decision_columns([{"seconds": 1e-3, **prompt}]))
-    assert speed.scale(beside, {"decode": 0.5, "mixed": 0.2}) == pytest.approx(1.2)
-    assert speed.scale(ToyRun({}, decision_columns([])), {"decode": 0.5, "mixed": 0.2}) == pytest.approx(1.2)
+    assert runs.scale(beside, {"decode": 0.5, "mixed": 0.2}) == pytest.approx(1.2)
+    assert runs.scale(ToyRun({}, decision_columns([])), {"decode": 0.5, "mixed": 0.2}) == pytest.approx(1.2)
 
 
 # --- validate -------------------------------------------------------------------------------------------------------

@@ -39,11 +39,6 @@ class Refusal(NamedTuple):
     text: str
     statistic: str = ""
 
-    @property
-    def latency(self) -> str:
-        """What the statistic is of: ttft, tpot, itl, e2e, queue."""
-        return self.statistic.partition("_")[0]
-
 
 class Binding(NamedTuple):
     """What keeps a configuration from more: its name, and its share of the waiting or, of steps, of the busy time."""
@@ -95,7 +90,8 @@ def binding(sample: Sample, refused: Refusal | None) -> Binding:
     steps = Binding("bandwidth", bandwidth) if bandwidth >= 0.5 else Binding("compute", 1 - bandwidth)
     if refused is not None and refused.why is Why.OUT_OF_MEMORY:
         return Binding("KV memory", 1.0)
-    if refused is not None and not _waits(sample, refused.latency):
+    # What the statistic is of: ttft, tpot, itl, e2e, queue.
+    if refused is not None and not _waits(sample, refused.statistic.partition("_")[0]):
         return steps
     name = max(sample.kept_out, key=lambda name: sample.kept_out[name].waited, default="token budget")
     waited, compute = sample.kept_out.get(name, Share(0.0, 0.0))

@@ -10,8 +10,7 @@ never passes, and one that is not monotone at all end it too.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 MOST = 60
 
 
-@dataclass(frozen=True)
-class Bracket:
+class _Bracket(NamedTuple):
     """What a search found.
 
     low : highest load that met the goal; None if none did
@@ -46,7 +44,7 @@ def highest_load(
     step: float = 2.0,
     whole: bool = False,
     most: int = MOST,
-) -> Bracket:
+) -> _Bracket:
     """The highest load up to ``ceiling`` that ``meets`` the goal, to within ``tolerance`` of itself.
 
     start : the first load that is tested, or ``ceiling`` if that is less
@@ -65,7 +63,7 @@ def highest_load(
         if meets(load):
             low = load
             if low >= ceiling:
-                return Bracket(low, None, tests, capped=True)
+                return _Bracket(low, None, tests, capped=True)
         else:
             high = load
             if high <= least:
@@ -79,7 +77,7 @@ def highest_load(
             if high <= low * (1 + tolerance) if not whole else high - low <= max(1, int(low * tolerance)):
                 break
             load = math.floor((low + high) / 2) if whole else math.sqrt(low * high)
-    return Bracket(low, high, tests)
+    return _Bracket(low, high, tests)
 
 
 def _rounded(load: float, whole: bool) -> float:
@@ -98,13 +96,11 @@ def fewest(meets: Callable[[int], bool], guess: int, most: int) -> int | None:
                 enough, step = count, step * 2
             else:
                 short = count
-        if not short:
-            return enough
     elif count == most or not meets(most):
         return None
     else:
         short = count
-    while enough - short > 1:
+    while short and enough - short > 1:
         count = (short + enough) // 2
         if meets(count):
             enough = count

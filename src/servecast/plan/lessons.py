@@ -34,27 +34,20 @@ _WALL_DEVICES = ("a100-40gb", "a100-80gb")
 
 
 class _LayerIntensity(NamedTuple):
-    """What a square linear layer computes, and the bytes that it moves, at one batch."""
+    """What a square linear layer computes and moves at one batch; FLOP per byte of weights, and of all bytes."""
 
     flops: int
     weight_bytes: float
     activation_bytes: float
-
-    @property
-    def weights_only(self) -> float:
-        """FLOP per byte of weights."""
-        return self.flops / self.weight_bytes
-
-    @property
-    def with_activations(self) -> float:
-        """FLOP per byte of weights and activations."""
-        return self.flops / (self.weight_bytes + self.activation_bytes)
+    weights_only: float
+    with_activations: float
 
 
 def layer_intensity(batch: int, width: int = _LAYER_WIDTH, dtype: str = "bf16") -> _LayerIntensity:
     """A ``width`` x ``width`` layer on ``batch`` rows."""
     value = bytes_per_value(dtype)
-    return _LayerIntensity(2 * batch * width * width, value * width * width, 2 * value * batch * width)
+    flops, weights, activations = 2 * batch * width * width, value * width * width, 2 * value * batch * width
+    return _LayerIntensity(flops, weights, activations, flops / weights, flops / (weights + activations))
 
 
 class _Crossing(NamedTuple):
@@ -85,7 +78,7 @@ class _MemoryWall(NamedTuple):
     """Where KV memory ends a batch before the ridge is reached.
 
     ``batch`` rows reach the ridge; that many sequences of ``longest_context`` tokens fit into the KV cache, and of
-    ``context`` tokens they do not.
+    ``context`` tokens, one more, they do not.
     """
 
     model: str
@@ -94,24 +87,18 @@ class _MemoryWall(NamedTuple):
     batch: int
     kv_tokens: int
     longest_context: int
-
-    @property
-    def context(self) -> int:
-        """The first context that stops the batch [tokens]."""
-        return self.longest_context + 1
+    context: int
 
 
-def _memory_wall(
-    model: ModelSpec, device: DeviceSpec, ridge: float | None = None, like: str = "vllm-0.23"
-) -> _MemoryWall:
+def _memory_wall(model: ModelSpec, device: DeviceSpec, ridge: float | None = None) -> _MemoryWall:
     """The context length from which memory stops ``model`` on one ``device`` before decode reaches the ridge.
 
-    ``ridge`` [FLOP/B] defaults to the device's own. The KV cache is what the engine ``like`` leaves by its defaults,
-    with room for at least ``batch`` sequences. Raises InputError where the model leaves no room for a KV cache.
+    ``ridge`` [FLOP/B] defaults to the device's own. The KV cache is what the engine leaves by its defaults, with room
+    for at least ``batch`` sequences. Raises InputError where the model leaves no room for a KV cache.
     """
     ridge = device.ridge(model.dtype) if ridge is None else ridge
     batch = ridge_crossing(ridge, dtype=model.weight_dtype or model.dtype).weights_only
-    defaults = engine_defaults(device, like)
+    defaults = engine_defaults(device, "vllm-0.23")
     memory = budget(
         model,
         device,
@@ -121,7 +108,7 @@ def _memory_wall(
         max_num_seqs=max(batch, defaults.max_num_seqs),
     )
     longest = memory.kv_blocks // batch * memory.block_size
-    return _MemoryWall(model.name, device.name, ridge, batch, memory.kv_tokens, longest)
+    return _MemoryWall(model.name, device.name, ridge, batch, memory.kv_tokens, longest, longest + 1)
 
 
 def memory_walls(ridge: float | None = None) -> list[_MemoryWall]:
@@ -134,28 +121,24 @@ def memory_walls(ridge: float | None = None) -> list[_MemoryWall]:
 
 
 class _PaddingWaste(NamedTuple):
-    """Computed and useful tokens and causal query-key pairs of prompts that are padded to the longest."""
+    """Computed and useful tokens and causal query-key pairs of prompts that are padded to the longest.
+
+    tokens, pairs : share of the computed ones that is padding
+    """
 
     computed_tokens: int
     useful_tokens: int
     computed_pairs: int
     useful_pairs: int
-
-    @property
-    def tokens(self) -> float:
-        """Share of the computed tokens that is padding."""
-        return 1 - self.useful_tokens / self.computed_tokens
-
-    @property
-    def pairs(self) -> float:
-        """Share of the computed query-key pairs that is padding."""
-        return 1 - self.useful_pairs / self.computed_pairs
+    tokens: float
+    pairs: float
 
 
 def padding_waste(prompts: Sequence[int] = (2000, 50, 50, 50, 50, 50, 50, 50)) -> _PaddingWaste:
     """The padding in one batch of ``prompts`` [tokens], each padded to the longest."""
     if not prompts or min(prompts) < 1:
         raise InputError("prompts", f"{list(prompts)} must be at least one length, each of 1 token or more")
-    count, longest = len(prompts), max(prompts)
-    pairs = [prompt * (prompt + 1) // 2 for prompt in (*prompts, longest)]
-    return _PaddingWaste(count * longest, sum(prompts), count * pairs[-1], sum(pairs[:-1]))
+    tokens, useful_tokens = len(prompts) * max(prompts), sum(prompts)
+    longest, *pairs = (prompt * (prompt + 1) // 2 for prompt in (max(prompts), *prompts))
+    all_pairs, useful = len(prompts) * longest, sum(pairs)
+    return _PaddingWaste(tokens, useful_tokens, all_pairs, useful, 1 - useful_tokens / tokens, 1 - useful / all_pairs)

@@ -16,7 +16,7 @@ from servecast.errors import InputError
 from servecast.run.store import fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
 CONNECT_S = 10.0
@@ -28,24 +28,9 @@ class Cluster(NamedTuple):
     client: Any
     threads: int
 
-    def each(self, work: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-        """What ``work(*task)`` gives for each of the tasks, as soon as it is there, in any order.
-
-        Tasks are taken as they are needed, a few ahead.
-        """
-        from joblib import Parallel, delayed, parallel_config
-
-        with parallel_config(backend="dask", client=self.client):
-            # One by one and in any order, so that what has ended is kept at once.
-            parallel = Parallel(n_jobs=self.threads, return_as="generator_unordered", batch_size=1)
-            yield from parallel(delayed(work)(*task) for task in tasks)
-
 
 def chosen(backend: str, scheduler: str | None) -> AbstractContextManager[Cluster | None]:
-    """The cluster of ``--backend`` and ``--scheduler``; None for this machine alone.
-
-    Raises InputError where the two do not go together.
-    """
+    """The cluster of ``--backend`` and ``--scheduler``, which go together; None for this machine alone."""
     if (backend == "dask") != (scheduler is not None):
         problem = "a cluster and the address of its scheduler go together: --backend dask --scheduler tcp://host:8786"
         raise InputError("--backend", problem)

@@ -8,6 +8,7 @@ many runs were made at a time, where, or in how many sittings.
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -137,7 +138,7 @@ def simulate(
     )
     if not {"device", "model", "profile"}.isdisjoint(outcomes[0].swept):
         # Each device has a roof of its own: the one that the figures show.
-        shown = results.outcomes[int(view(results).summary.index[0])]
+        shown = outcomes[int(view(results).summary.index[0])]
         results = replace(results, **_priced(serving(sweep.point_of(shown))))
     return results if sweep.tables else _with_tables_shown(results, tasks)
 
@@ -307,14 +308,13 @@ def _each(
             yield place, run(tasks[place], within, machines)
         return
     calls = ((place, tasks[place], sweep.tables) for place in places)
-    if cluster is not None:
-        yield from cluster.each(_run_in_worker, calls)
-        return
-    from joblib import Parallel, delayed
+    from joblib import Parallel, delayed, parallel_config
 
-    # One by one and in any order, so that what has ended is kept at once.
-    parallel = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
-    yield from parallel(delayed(_run_in_worker)(*call) for call in calls)
+    with nullcontext() if cluster is None else parallel_config(backend="dask", client=cluster.client):
+        # One by one and in any order, so that what has ended is kept at once.
+        threads = jobs if cluster is None else cluster.threads
+        parallel = Parallel(n_jobs=threads, return_as="generator_unordered", batch_size=1)
+        yield from parallel(delayed(_run_in_worker)(*call) for call in calls)
 
 
 def _run_in_worker(place: int, task: Task, tables: bool) -> tuple[int, Made | Failure]:

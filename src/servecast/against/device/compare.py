@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from servecast.batch import StepShape
 from servecast.cost.model import STEP_KINDS, step_kind
 from servecast.metrics import CLIENT_LATENCIES, latencies, mean_shapes
 
@@ -80,10 +79,8 @@ def compared(
     error = simulated / mean - 1
     noise = (max(known) - min(known)) / mean if len(known) > 1 else None
     paced = [k / e - 1 for k, e in zip(knowing, executed, strict=False) if k is not None and e]
-    at_speed = float(np.mean(paced)) if paced else None
-    return Compared(
-        name, simulated, tuple(known), error, noise, gate, verdict(error, noise, gate, conclusive), at_speed
-    )
+    at_speed, said = float(np.mean(paced)) if paced else None, verdict(error, noise, gate, conclusive)
+    return Compared(name, simulated, tuple(known), error, noise, gate, said, at_speed)
 
 
 def verdict(error: float, noise: float | None, gate: float | None, conclusive: bool = True) -> str:
@@ -105,22 +102,15 @@ def same_batches(cost: CostModel, run: Run) -> list[dict[str, Any]]:
     shape = mean_shapes(decisions)
     seconds = decisions["seconds"]
     predicted = np.asarray(cost.seconds(shape)) * decisions["iterations"]
-    kinds = np.asarray(step_kind(StepShape(*(np.asarray(field) for field in shape))))  # type: ignore[arg-type]  # arrays
-    found = []
+    kinds = np.asarray(step_kind(shape))
+    found: list[dict[str, Any]] = []
     for name in ("all", *STEP_KINDS):
         chosen = np.ones(len(seconds), dtype=bool) if name == "all" else kinds == name
         if chosen.any():
-            single = np.abs(predicted[chosen] / seconds[chosen] - 1)
-            found.append(
-                {
-                    "regime": name,
-                    "count": int(chosen.sum()),
-                    "busy_s": float(seconds[chosen].sum()),
-                    "total": float(predicted[chosen].sum() / seconds[chosen].sum() - 1),
-                    "median": float(np.median(single)),
-                    "p95": float(np.quantile(single, 0.95)),
-                }
-            )
+            single, busy_s = np.abs(predicted[chosen] / seconds[chosen] - 1), float(seconds[chosen].sum())
+            row = {"regime": name, "count": int(chosen.sum()), "busy_s": busy_s}
+            row |= {"total": float(predicted[chosen].sum() / busy_s - 1), "median": float(np.median(single))}
+            found.append(row | {"p95": float(np.quantile(single, 0.95))})
     return found
 
 

@@ -38,7 +38,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Gate(_Section):
+class _Gate(_Section):
     """Metrics that must come within ``relative`` of what was executed, or twice the noise where that is larger."""
 
     loads: tuple[Load, ...]
@@ -64,7 +64,7 @@ class ValidationFile(_Section):
     burst: Annotated[bool, Field(strict=True)] = True
     band: tuple[Share, Share] = (0.95, 1.05)
     band_loads: tuple[Load, ...] = ()
-    gates: tuple[Gate, ...] = ()
+    gates: tuple[_Gate, ...] = ()
     drift: Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)] = 0.10
     tries: Annotated[int, Field(ge=1, strict=True)] = 3
 
@@ -76,28 +76,20 @@ class ValidationFile(_Section):
         if len(set(self.loads)) < len(self.loads):
             raise ValueError(f"loads names one twice: {', '.join(f'{load:g}' for load in self.loads)}")
         run = [*self.loads, *([BURST] if self.burst else [])]
-        for place, loads in (
-            *((f"gates[{at}]", gate.loads) for at, gate in enumerate(self.gates)),
-            ("band_loads", self.band_loads),
-        ):
-            for load in loads:
-                if load not in run:
-                    raise ValueError(f"{place}: {load} is not run: add it to loads, or take it out")
+        named = [(f"gates[{at}]", load) for at, gate in enumerate(self.gates) for load in gate.loads]
+        for place, load in (*named, *(("band_loads", load) for load in self.band_loads)):
+            if load not in run:
+                raise ValueError(f"{place}: {load} is not run: add it to loads, or take it out")
         return self
 
     def gate(self, load: float | str, metric: str) -> float | None:
         """The gate of a metric at a load, None where none was set."""
-        for gate in self.gates:
-            if load in gate.loads and metric in gate.metrics:
-                return gate.relative
-        return None
+        own = (gate.relative for gate in self.gates if load in gate.loads and metric in gate.metrics)
+        return next(own, None)
 
 
 def read(path: Path) -> ValidationFile:
-    """Read and check the file of a validation.
-
-    Raises InputError with the file and the key of what is wrong.
-    """
+    """Read and check the file of a validation. Raises InputError with the file and the key of what is wrong."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -3,9 +3,8 @@
 Every case is executed once, then every case again: between the two lie minutes, as between calibrating and executing,
 and what lies between them is the noise that an error stands beside. A run whose device has drifted is tried again, and
 reported as inconclusive if it does so every time. What drift is left is in the error; beside it stands the error of a
-simulation at the speed that the device had during the run (`servecast.against.device.speed`), which is the model's own.
-Loads are shares of each policy's own saturation, the throughput of a burst of the same requests as simulated: chosen
-before anything runs.
+simulation at the speed that the device had during the run (`runs.scale`), which is the model's own. Loads are shares of
+each policy's own saturation, the throughput of a burst of the same requests as simulated: chosen before anything runs.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from servecast.against.device import compare, gates, speed
-from servecast.against.device.runs import Bench, Executed, facts_of
+from servecast.against.device import compare, gates
+from servecast.against.device.runs import Bench, Executed, facts_of, scale
 from servecast.errors import InputError
 from servecast.metrics import latencies
 from servecast.run.sweep import Progress
@@ -37,6 +36,7 @@ EXECUTIONS = 2
 class Case:
     """One policy at one load.
 
+    band : each metric's simulated range over the step times of the band, and whether the executed mean lies in it
     drift : of the reference steps against their calibration, the worst of its runs
     tries : times it was run for one execution
     """
@@ -118,8 +118,7 @@ def validate(
 
 
 def _saturation(bench: Bench, burst: Scenario, at: int) -> float:
-    run = bench.simulate(burst, at)
-    summary = bench.summary(run, "", 0)
+    summary = bench.summary(bench.simulate(burst, at))
     if not summary["completed"]:
         raise InputError("scenario", f"{burst.labels()[at]} completes no request of a burst: nothing can be compared")
     return float(summary["completed"]) / float(summary["makespan_s"])
@@ -153,28 +152,28 @@ def _case(file: ValidationFile, bench: Bench, setting: _Setting, executed: Seque
     at, label, load, rate, scenario = setting
     drift = max((run.drift for run in executed), key=abs)
     conclusive = abs(drift) <= file.drift
-    seed = scenario.workload.seed
-    simulated = bench.simulate(scenario, at)
-    first = executed[0].run
+    simulated, first = bench.simulate(scenario, at), executed[0].run
     fast = latencies(first.requests, first.respond)["ttft"] < 1.0
-    ours = bench.summary(simulated, label, seed)
-    theirs = [bench.summary(run.run, label, seed) for run in executed]
-    found = compare.metrics(ours, simulated, fast)
-    measured = [compare.metrics(summary, run.run, fast) for summary, run in zip(theirs, executed, strict=True)]
+
+    def of(run: Run) -> dict[str, float | None]:
+        return compare.metrics(bench.summary(run), run, fast)
+
+    def paced(factor: float) -> dict[str, float | None]:
+        return of(bench.simulate(scenario, at, factor))
+
+    found, measured = of(simulated), [of(each.run) for each in executed]
     # What would have been forecast, had the device's speed during each run been known.
-    paced = [bench.simulate(scenario, at, speed.scale(each.run, each.drifts)) for each in executed]
-    knowing = [compare.metrics(bench.summary(run, label, seed), run, fast) for run in paced]
-    comparisons = [
-        compare.compared(
-            name,
-            found[name],
-            [m[name] for m in measured],
-            file.gate(load, name),
-            conclusive,
-            knowing=[k[name] for k in knowing],
-        )
-        for name in found
-    ]
+    knowing = [paced(scale(each.run, each.drifts)) for each in executed]
+    ends = [paced(factor) for factor in file.band] if load in file.band_loads else []
+    comparisons, band = [], {}
+    for name, value in found.items():
+        executions, gate = [each[name] for each in measured], file.gate(load, name)
+        at_speed = [each[name] for each in knowing]
+        comparisons.append(compare.compared(name, value, executions, gate, conclusive, knowing=at_speed))
+        values = [each for each in (value, *(end[name] for end in ends)) if each is not None]
+        inside = compare.within(min(values), max(values), executions) if len(values) == 3 else None
+        if inside is not None:
+            band[name] = (min(values), max(values), inside)
     return Case(
         policy=label,
         load=load,
@@ -182,53 +181,27 @@ def _case(file: ValidationFile, bench: Bench, setting: _Setting, executed: Seque
         simulated=simulated,
         executed=tuple(executed),
         comparisons=tuple(c for c in comparisons if c is not None),
-        band=_band(file, bench, scenario, at, load, fast, measured, found),
+        band=band,
         same_batches=compare.same_batches(bench.cost, first),
         per_request=compare.per_request(simulated, first),
-        regime=(ours["regime"], theirs[0]["regime"]),
+        regime=(bench.summary(simulated)["regime"], bench.summary(first)["regime"]),
         drift=drift,
         conclusive=conclusive,
         tries=max(run.tries for run in executed),
     )
 
 
-def _band(
-    file: ValidationFile,
-    bench: Bench,
-    scenario: Scenario,
-    at: int,
-    load: float | str,
-    fast: np.ndarray[Any, Any],
-    measured: Sequence[dict[str, float | None]],
-    found: dict[str, float | None],
-) -> dict[str, tuple[float, float, bool]]:
-    """Each metric's simulated range over the step times of the band, and whether the executed mean lies in it."""
-    if load not in file.band_loads:
-        return {}
-    ends = []
-    for scale in file.band:
-        run = bench.simulate(scenario, at, scale)
-        ends.append(compare.metrics(bench.summary(run, "", 0), run, fast))
-    band = {}
-    for name in found:
-        values = [value for value in (ends[0][name], found[name], ends[1][name]) if value is not None]
-        inside = compare.within(min(values), max(values), [m[name] for m in measured]) if len(values) == 3 else None
-        if inside is not None:
-            band[name] = (min(values), max(values), inside)
-    return band
-
-
 def _ranking(cases: Sequence[Case]) -> dict[str, dict[str, float]]:
     """Output throughput of each policy in the burst, executed and simulated, as a share of the best one's."""
-    burst = {case.policy: case for case in cases if case.load == gates.BURST}
-    rates: dict[str, dict[str, float]] = {"executed": {}, "simulated": {}}
-    for policy, case in burst.items():
-        for c in case.comparisons:
-            if c.metric == "output_throughput_tps":
-                rates["executed"][policy] = float(np.mean(c.executed))
-                rates["simulated"][policy] = c.simulated
+    rates = {
+        case.policy: {"executed": float(np.mean(c.executed)), "simulated": c.simulated}
+        for case in cases
+        for c in case.comparisons
+        if case.load == gates.BURST and c.metric == "output_throughput_tps"
+    }
+    best = {side: max(each[side] for each in rates.values()) for side in ("executed", "simulated") if rates}
     return {
-        policy: {side: values[policy] / max(values.values()) for side, values in rates.items()}
-        | {f"{side}_tps": values[policy] for side, values in rates.items()}
-        for policy in rates["executed"]
+        policy: {side: rate / best[side] for side, rate in sides.items()}
+        | {f"{side}_tps": rate for side, rate in sides.items()}
+        for policy, sides in rates.items()
     }
