@@ -13,7 +13,7 @@ from servecast.files import write_tables
 from servecast.plan.answer import BreakEven, Change, Option, Plan, Tokens
 from servecast.plan.basis import Basis
 from servecast.plan.uncertainty import Estimate
-from servecast.report import plan_files, validation_page
+from servecast.report import plan_page, validation_page
 from servecast.report.run_page import run_page
 
 if TYPE_CHECKING:
@@ -102,12 +102,12 @@ def basis(name: str = "toy") -> Basis:
 
 def plan(folder: Path) -> Path:
     """The page of a plan."""
-    return plan_files.write(made_plan(), folder / "toy-plan", basis())
+    return plan_page.write(made_plan(), folder / "toy-plan", basis())
 
 
 def bad_plan(folder: Path) -> Path:
     """The page of a plan of bad names."""
-    return plan_files.write(made_plan(HOSTILE, HOSTILE), folder / "bad-plan", basis(HOSTILE))
+    return plan_page.write(made_plan(HOSTILE, HOSTILE), folder / "bad-plan", basis(HOSTILE))
 
 
 def compared(folder: Path) -> Path:

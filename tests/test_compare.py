@@ -21,7 +21,7 @@ from servecast.against.server.observed import Observed, recorded, same_requests
 from servecast.cli import app as cli
 from servecast.errors import InputError
 from servecast.policies import Continuous, Static
-from servecast.report import compare_words as words
+from servecast.report import compare_page as words
 from servecast.report.compare_page import write
 from servecast.report.verdicts.compare import verdict
 from servecast.workload.clients import (

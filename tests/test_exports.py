@@ -18,17 +18,11 @@ from servecast.files import dumps, write
 from servecast.metrics import Slo
 from servecast.policies import POLICIES
 from servecast.report.charts.files import encoded, standalone
-from servecast.report.exports import (
-    KINDS,
-    llmd_report,
-    vllm_result,
-    write_exports,
-    write_llmd,
-    write_perfetto,
-    write_vllm,
-)
+from servecast.report.exports import ENDINGS, write_exports
+from servecast.report.exports.llmd import llmd_report, write_llmd
+from servecast.report.exports.perfetto import write_perfetto
 from servecast.report.exports.tokens import iteration_ends, token_gaps_by_request
-from servecast.report.exports.vllm_json import Answers, vllm_metrics
+from servecast.report.exports.vllm_json import Answers, vllm_metrics, vllm_result, write_vllm
 from servecast.report.trace_chart import trace_chart
 from servecast.requests import Status
 from servecast.workload.clients import RequestColumns
@@ -422,7 +416,7 @@ def test_a_padded_batch_and_a_preempted_request_are_drawn(tmp_path):
 def test_runs_are_written_as_what_is_asked_for(tmp_path):
     runs = [("continuous rate=8/s", run_of()), ("static", run_of(STATIC(batch_size=4, max_wait_s=0.1)))]
     options = {"model": "m", "device": "H100", "slo": Slo(ttft_s=0.1, e2e_s=1.0), "rate_rps": 20.0, "max_in_flight": 8}
-    paths = write_exports(tmp_path / "exports", KINDS, runs, **options)
+    paths = write_exports(tmp_path / "exports", tuple(ENDINGS), runs, **options)
     assert [path.name for path in paths] == [
         f"{name}.{kind}"
         for name in ("continuous_rate=8_s", "static")

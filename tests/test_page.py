@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import servecast
 from servecast import report
 from servecast.policies import POLICIES
-from servecast.report import evidence, sweep_charts
+from servecast.report import sweep_charts, trust
 from servecast.report.charts.figure import figure
 from servecast.report.charts.looks import DARK, LIGHT, MARKERS, PATHS, places
 from servecast.report.charts.scales import scale
@@ -160,14 +160,14 @@ def test_errors_are_told_as_what_they_are(swept: Path) -> None:
     assert "a cost model fitted to measured steps" in html
     error = {"median": 0.02, "p95": 0.2, "signed_mean": 0.0, "count": 9, "along": "n"}
     put_together = {"kind": "tabulated", "held_out": [{"operator": "GEMM", **error}]}
-    told = evidence.trusted(put_together, calibrated=True, device=None)
+    told = trust.trusted(put_together, True, None)
     assert "put together of operators that were measured one by one" in told
     assert "fitted to measured steps" not in told
     assert "Points that their own table had not" in told
     assert "The largest p95 is 20 %" in told
     whole = {"kind": "tabulated", "held_out": [{"operator": "whole step", **error}]}
-    assert "tables of whole steps" in evidence.trusted(whole, calibrated=True, device=None)
-    assert "states no errors" in evidence.trusted(None, calibrated=True, device=None)
+    assert "tables of whole steps" in trust.trusted(whole, True, None)
+    assert "states no errors" in trust.trusted(None, True, None)
 
 
 def test_idle_slots_are_one_thing(swept: Path) -> None:

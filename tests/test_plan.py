@@ -38,7 +38,7 @@ from servecast.plan.planner import make_plan
 from servecast.plan.sample import Sample, Share, throughput
 from servecast.plan.uncertainty import Estimate, draws, estimate
 from servecast.report import plan_tables, plan_words
-from servecast.report.plan_files import write
+from servecast.report.plan_page import write
 from servecast.report.verdicts.plan import verdict
 from servecast.run.store import opened
 from servecast.run.sweep import Progress

@@ -15,7 +15,7 @@ from servecast.errors import InputError
 from servecast.plan.answer import BreakEven
 from servecast.plan.basis import Basis
 from servecast.plan.uncertainty import Estimate
-from servecast.report import differences, plan_files
+from servecast.report import differences, plan_page
 from servecast.report.verdicts.diff import verdict as verdict_on
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def folder(path: Path, plan: Plan, **scenario: Any) -> Path:
-    plan_files.write(plan, path, Basis({"name": "toy", **scenario} if scenario else {}))
+    plan_page.write(plan, path, Basis({"name": "toy", **scenario} if scenario else {}))
     return path
 
 

@@ -16,7 +16,7 @@ from servecast import report
 from servecast.cost import profile
 from servecast.errors import InputError
 from servecast.files import replacing, write
-from servecast.report import plan_files
+from servecast.report import plan_page
 from servecast.run import store as stores
 from servecast.run.store import StoreError, opened
 from servecast.run.sweep import simulate
@@ -235,16 +235,16 @@ def test_what_stands_in_the_way_of_a_plan_is_said_before_it_is_made(tmp_path):
     results.write_text("mine")
     with (
         pytest.raises(InputError, match=r"p-plan: is a file, .*--out"),
-        opened(results, refuse=plan_files.refuse_strangers),
+        opened(results, refuse=plan_page.refuse_strangers),
     ):
         raise AssertionError("nothing is simulated")
     assert left(tmp_path) == ["p-plan"]
     results.unlink()
-    for name in plan_files.FILES:
+    for name in plan_page.FILES:
         (results / name).mkdir(parents=True)
         with (
             pytest.raises(InputError, match=f"{name}: is a folder, .*--out"),
-            opened(results, refuse=plan_files.refuse_strangers),
+            opened(results, refuse=plan_page.refuse_strangers),
         ):
             raise AssertionError("nothing is simulated")
         (results / name).rmdir()
@@ -259,8 +259,8 @@ def test_a_plan_goes_where_a_link_leads(tmp_path):
 
 
 def test_a_plan_writes_what_it_says_and_leaves_no_folder_without_one(tmp_path, planned):
-    assert set(left(planned / "out/tiny-plan")) <= set(plan_files.FILES)
-    with opened(tmp_path / "new/p", refuse=plan_files.refuse_strangers):
+    assert set(left(planned / "out/tiny-plan")) <= set(plan_page.FILES)
+    with opened(tmp_path / "new/p", refuse=plan_page.refuse_strangers):
         assert (tmp_path / "new/.p.lock").is_file()
     assert not (tmp_path / "new").exists()
 
@@ -298,6 +298,6 @@ def test_a_folder_that_cannot_be_written_is_said_before(tmp_path):
     (tmp_path / "p").mkdir(mode=0o500)
     with (
         pytest.raises(InputError, match="cannot be written"),
-        opened(tmp_path / "p", refuse=plan_files.refuse_strangers),
+        opened(tmp_path / "p", refuse=plan_page.refuse_strangers),
     ):
         raise AssertionError("nothing is simulated")

@@ -20,8 +20,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from servecast.against.device import runs  # noqa: E402
 from servecast.against.device.validate import validate  # noqa: E402
 from servecast.device import calibrate, grid, steps  # noqa: E402
-from servecast.report.validation_page import write  # noqa: E402
-from servecast.report.validation_words import tables  # noqa: E402
+from servecast.report.validation_page import tables, write  # noqa: E402
 from servecast.report.verdicts.validate import verdict  # noqa: E402
 from servecast.specs import hf_config  # noqa: E402
 

@@ -45,7 +45,7 @@ def compare(
     """
     from servecast.against import server
     from servecast.cli import terminal
-    from servecast.report import compare_words, write_comparison
+    from servecast.report import compare_page
     from servecast.report.verdicts.compare import verdict
 
     drawn = forms(figures)
@@ -53,15 +53,14 @@ def compare(
         scenario, recorded, overrides=overrides(changes), margin=margin, band=band, twin=twin, host_from=host_from,
         host_steps=host_steps,
     )  # fmt: skip
-    page = write_comparison(found, out, drawn, as_csv=as_csv)
+    page = compare_page.write(found, out, drawn, as_csv=as_csv)
     if as_json:
         from servecast.files import dumps
-        from servecast.report.compare_page import document
 
-        print(dumps(document(found, page)))
+        print(dumps(compare_page.document(found, page)))
         return
-    for line in compare_words.settings(found):
+    for line in compare_page.settings(found):
         print(line)
-    terminal.print_tables(compare_words.tables(found))
+    terminal.print_tables(compare_page.tables(found))
     terminal.say_verdict(verdict(found))
     print(f"report: {page}")

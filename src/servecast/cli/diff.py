@@ -33,12 +33,12 @@ def diff(
     """
     from servecast.against.result import difference
     from servecast.cli import terminal
-    from servecast.report import differences, write_difference
+    from servecast.report import differences
     from servecast.report.verdicts.diff import verdict
 
     found = difference(before, after)
     if page is not None:
-        write_difference(found, page)
+        differences.write(found, page)
     if as_json:
         from servecast.files import dumps
 

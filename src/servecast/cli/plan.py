@@ -38,8 +38,7 @@ def plan(
     from servecast.cli import terminal
     from servecast.plan.basis import basis_of
     from servecast.plan.planner import make_plan
-    from servecast.report import write_plan
-    from servecast.report.plan_files import refuse_strangers, text
+    from servecast.report.plan_page import refuse_strangers, text, write
     from servecast.run.store import opened
     from servecast.scenario import load
 
@@ -54,7 +53,7 @@ def plan(
             said = f"{loaded.name}: interrupted; the same command goes on from what was simulated"
             raise KeyboardInterrupt(said) from None
         basis = basis_of(loaded, made)
-        page = write_plan(made, results, basis, drawn)
+        page = write(made, results, basis, drawn)
     if made.resumed:
         resumed = f"resumed: {made.resumed} simulated loads were made before (--fresh makes all anew)"
         print(resumed, file=sys.stderr if as_json else sys.stdout)

@@ -32,16 +32,15 @@ def validate(
     drawn = forms(figures)
     device_module("executor")
     from servecast.against.device.validate import validate as run
-    from servecast.report import write_validation
-    from servecast.report.validation_words import tables
+    from servecast.report import validation_page
     from servecast.report.verdicts.validate import verdict
 
     try:
         found = run(file, device, lambda made: terminal.aside(f"{made.made} of {made.total}: {made.at_work}"), seed)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted before the first run had ended: there is nothing to tell yet") from None
-    page = write_validation(found, out / found.name, drawn)
-    terminal.print_tables(tables(found))
+    page = validation_page.write(found, out / found.name, drawn)
+    terminal.print_tables(validation_page.tables(found))
     terminal.say_verdict(verdict(found))
     print(f"report: {page}")
     if found.interrupted:

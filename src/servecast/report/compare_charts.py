@@ -8,7 +8,7 @@ import numpy as np
 
 from servecast.against.server.observed import LATENCIES
 from servecast.metrics import LATENCIES as NAMES
-from servecast.report.charts.spec import Area, Axis, Chart, Curve, Datum, Key, Panel, Series
+from servecast.report.charts.spec import Area, Axis, Chart, Curve, Datum, Key, Panel, tooltips
 from servecast.text import BLANK, number, signed
 
 if TYPE_CHECKING:
@@ -64,15 +64,13 @@ def _quantiles(compared: Comparison, name: str) -> Panel:
     points = []
     for rank, one, other in zip(_RANKS, np.quantile(recorded, _RANKS), np.quantile(simulated, _RANKS), strict=True):
         error = signed(float(other / one - 1), 2) if one else BLANK
-        numbers = (
-            ("recorded [s]", number(float(one), 4)),
-            ("simulated [s]", number(float(other), 4)),
-            ("error", error),
+        figures = (("recorded [s]", number(float(one), 4)), ("simulated [s]", number(float(other), 4)))
+        points.append(
+            Datum(float(other), 100 * rank, f"{LATENCIES[name]}, p{100 * rank:g}", (*figures, ("error", error)))
         )
-        points.append(Datum(float(other), 100 * rank, f"{LATENCIES[name]}, p{100 * rank:g}", numbers))
-    series = Series("simulated", _SIMULATED, (tuple(points),), joined=False, quiet=True)
+    series = tooltips("simulated", _SIMULATED, points)
     y = Axis("requests answered within [%]", limits=(0.0, 103.0))
-    return Panel(Axis(f"{NAMES[name[:-2]].words} [s]", log=True), y, (series,), curves=tuple(curves), areas=areas)
+    return Panel(Axis(f"{NAMES[name[:-2]].words} [s]", log=True), y, series, curves=tuple(curves), areas=areas)
 
 
 def _over_time(compared: Comparison) -> Chart:
@@ -111,10 +109,8 @@ def _along(compared: Comparison) -> Chart:
                        ("simulated [s]", number(simulated, 4)))  # fmt: skip
             points.append(Datum(time, simulated, LATENCIES[name], numbers))
         curves = (Curve("ink", at, means[0]), Curve(_SIMULATED, at, means[1], "dashed"))
-        series = Series("simulated", _SIMULATED, (tuple(points),), joined=False, quiet=True)
+        series = tooltips("simulated", _SIMULATED, points)
         title = f"{LATENCIES[name]}, means of {len(parts[0]):,} requests that follow each other"
-        panels.append(
-            Panel(Axis("arrival [s]"), Axis("[s]", base=0.0), (series,), title=title, curves=curves, height=250)
-        )
+        panels.append(Panel(Axis("arrival [s]"), Axis("[s]", base=0.0), series, title=title, curves=curves, height=250))
     caption = f"Error of the mean of E2E over the run: {signed(compared.mean('e2e_s')['error'], 2)}."
     return Chart("along", "Latencies along the run", caption, tuple(panels), _KEYS, stacked=True)

@@ -10,12 +10,12 @@ from servecast.batch import StepShape
 from servecast.cost.model import STEP_KINDS, step_kind
 from servecast.metrics import decisions_frame, latencies
 from servecast.report.charts.looks import places
-from servecast.report.charts.spec import Area, Axis, Chart, Curve, Datum, Key, Line, Panel, Series
+from servecast.report.charts.spec import Area, Axis, Chart, Curve, Datum, Key, Line, Panel, Series, evenly, tooltips
 from servecast.report.time_charts import buckets
 from servecast.text import number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from servecast.against.device.validate import Case
     from servecast.device.calibrate import Calibration
@@ -23,37 +23,37 @@ if TYPE_CHECKING:
     from servecast.specs.model import ModelSpec
 
 _MOST = 300  # steps of a kind with tooltips, and points of a curve
+_KIND_KEYS = tuple(Key(kind, look) for look, kind in enumerate(STEP_KINDS))
 
 
 def fitted(calibration: Calibration) -> Chart:
     """Predicted over measured times, and the errors by kind of step; steps the fit has not seen are hollow."""
     steps = calibration.steps
-    kinds = np.asarray(step_kind(_shape(steps)))
     measured, predicted = 1e3 * steps["seconds"].to_numpy(float), 1e3 * steps["predicted_s"].to_numpy(float)
     error = 100 * (predicted / measured - 1)
     unseen = (steps["part"] == "held_out").to_numpy(bool)
-    points: dict[str, tuple[list[Datum], list[Datum]]] = {}
-    for kind in STEP_KINDS:
-        points[kind] = ([], [])
-        for at in _evenly(np.flatnonzero(kinds == kind)):
+
+    def points(height: Any) -> tuple[Series, ...]:
+        def point(kind: str, at: int) -> Datum:
             numbers = (("measured [ms]", number(measured[at], 4)), ("fitted [ms]", number(predicted[at], 4)),
                        ("error [%]", f"{error[at]:+.2f}"))  # fmt: skip
-            told = (f"{kind} step{', not seen by the fit' if unseen[at] else ''}", numbers)
-            for each, height in zip(points[kind], (predicted[at], error[at]), strict=True):
-                each.append(Datum(float(measured[at]), float(height), *told, hollow=bool(unseen[at])))
+            name = f"{kind} step{', not seen by the fit' if unseen[at] else ''}"
+            return Datum(float(measured[at]), float(height[at]), name, numbers, hollow=bool(unseen[at]))
+
+        return _by_kind(_shape(steps), point)
+
     ends = (float(measured.min()), float(measured.max()))
     noise = calibration.facts["noise"]["median"]
-    x, keys = Axis("measured [ms]", log=True), _kind_keys()
+    x, keys = Axis("measured [ms]", log=True), _KIND_KEYS
     areas: tuple[Area, ...] = ()
     if noise is not None:
         areas = (Area("faint", ends, [-100 * noise] * 2, [100 * noise] * 2, pale=True, slanted=True),)
         keys = (*keys, Key(f"noise floor, {noise:.1%} in the median", "faint"))
     diagonal, zero = Line("", through=((ends[0], ends[0]), (ends[1], ends[1])), strong=True), Line("", y=0.0)
     panels = (
-        Panel(x, Axis("fitted [ms]", log=True), _by_kind({k: each[0] for k, each in points.items()}), "", (diagonal,)),
-        Panel(x, Axis("fitted over measured [%]"), _by_kind({k: each[1] for k, each in points.items()}), "", (zero,),
-              areas=areas),
-    )  # fmt: skip
+        Panel(x, Axis("fitted [ms]", log=True), points(predicted), "", (diagonal,)),
+        Panel(x, Axis("fitted over measured [%]"), points(error), "", (zero,), areas=areas),
+    )
     caption = "Each point is a step, the median of its rounds; hollow ones were held out of the fit."
     return Chart("steps", "Steps, measured and fitted", caption, panels, legend=(*keys, Key("not seen", "hollow")))
 
@@ -63,27 +63,23 @@ def roofline(calibration: Calibration, model: ModelSpec) -> Chart:
     steps = calibration.steps
     shape = _shape(steps)
     flops, moved = np.asarray(model.step_flops(shape)), np.asarray(model.step_bytes(shape))
-    kinds, seconds = np.asarray(step_kind(shape)), steps["seconds"].to_numpy(float)
+    seconds = steps["seconds"].to_numpy(float)
     intensity, reached = flops / moved, flops / seconds / 1e9
-    points: dict[str, list[Datum]] = {}
-    for kind in STEP_KINDS:
-        points[kind] = [
-            Datum(
-                float(intensity[at]), float(reached[at]), f"{kind} step",
-                (("FLOP per byte", number(intensity[at], 4)), ("GFLOP/s", number(reached[at], 4)),
-                 ("measured [ms]", number(1e3 * seconds[at], 4))),
-            )
-            for at in _evenly(np.flatnonzero(kinds == kind))
-        ]  # fmt: skip
+
+    def point(kind: str, at: int) -> Datum:
+        numbers = (("FLOP per byte", number(intensity[at], 4)), ("GFLOP/s", number(reached[at], 4)),
+                   ("measured [ms]", number(1e3 * seconds[at], 4)))  # fmt: skip
+        return Datum(float(intensity[at]), float(reached[at]), f"{kind} step", numbers)
+
     roofs = calibration.facts["ceilings"]
     ends = sorted(
         (float(intensity.min()) / 1.5, roofs["matmul_flops"] / roofs["copy_Bps"], 1.5 * float(intensity.max()))
     )
     top = tuple((x, min(x * roofs["copy_Bps"], roofs["matmul_flops"]) / 1e9) for x in ends)
     x, y = Axis("FLOP per byte", log=True), Axis("GFLOP/s", log=True)
-    panel = Panel(x, y, _by_kind(points), lines=(Line("", through=top, strong=True),))
+    panel = Panel(x, y, _by_kind(shape, point), lines=(Line("", through=top, strong=True),))
     caption = "The distance of a point to the line is what its step leaves of the device."
-    legend = (*_kind_keys(), Key("copy bandwidth, matrix product: measured", "strong"))
+    legend = (*_KIND_KEYS, Key("copy bandwidth, matrix product: measured", "strong"))
     return Chart("roofline", "Steps under the measured roofs", caption, (panel,), legend=legend)
 
 
@@ -92,19 +88,15 @@ def _shape(steps: Any) -> StepShape:
     return StepShape(*columns)
 
 
-def _evenly(every: Any) -> list[int]:
-    kept: list[int] = every[np.unique(np.linspace(0, len(every) - 1, min(_MOST, len(every))).astype(int))].tolist()
-    return kept
-
-
-def _by_kind(points: dict[str, list[Datum]]) -> tuple[Series, ...]:
-    return tuple(
-        Series(kind, look, (tuple(points[kind]),), joined=False, small=True) for look, kind in enumerate(STEP_KINDS)
-    )
-
-
-def _kind_keys() -> tuple[Key, ...]:
-    return tuple(Key(kind, look) for look, kind in enumerate(STEP_KINDS))
+def _by_kind(shape: StepShape, point: Callable[[str, int], Datum]) -> tuple[Series, ...]:
+    """Steps as points, a series for each kind: some of them, evenly chosen, where there are many."""
+    kinds = np.asarray(step_kind(shape))
+    made = []
+    for look, kind in enumerate(STEP_KINDS):
+        these = np.flatnonzero(kinds == kind)
+        chosen = these[evenly(len(these), _MOST)].tolist()
+        made.append(Series(kind, look, (tuple(point(kind, at) for at in chosen),), joined=False, small=True))
+    return tuple(made)
 
 
 def validation_charts(cases: Sequence[Case]) -> list[Chart]:
@@ -122,13 +114,13 @@ def _distributions(cases: Sequence[Case], load: float | str) -> Chart:
     looks = places([case.policy for case in cases])
     panels = []
     for name in ("ttft", "tpot", "e2e"):
-        curves, series = [], []
+        curves: list[Curve] = []
+        series: list[Series] = []
         for case in cases:
             look = looks[case.policy]
             curves += [_distribution(each.run, name, look, "broad") for each in case.executed]
             curves.append(_distribution(case.simulated, name, look, "dashed"))
-            points = _percentiles(case, name)
-            series += [Series(case.policy, look, (points,), joined=False, quiet=True)] if points else []
+            series += tooltips(case.policy, look, _percentiles(case, name))
         shown = tuple(curve for curve in curves if len(curve.x))
         y = Axis("share of requests [%]", limits=(0.0, 103.0))
         panels.append(Panel(Axis(f"{name.upper()} [s]", log=True), y, tuple(series), curves=shown))
@@ -148,7 +140,7 @@ def _known(run: Run, name: str) -> Any:
 
 def _distribution(run: Run, name: str, look: int, style: str) -> Curve:
     known = _known(run, name)
-    kept = np.unique(np.linspace(0, len(known) - 1, min(_MOST, len(known))).astype(int))
+    kept = evenly(len(known), _MOST)
     return Curve(look, known[kept].tolist(), (100 * (kept + 1) / max(len(known), 1)).tolist(), style)
 
 

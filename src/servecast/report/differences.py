@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from servecast.against.result.plans import CHOSEN
 from servecast.files import plain
 from servecast.files import write as write_whole
-from servecast.report.charts.figure import table
-from servecast.report.page import Page, Section
+from servecast.report.page import Page, table_section
 from servecast.report.plan_words import interval, statistic
+from servecast.report.tables import table_of
 from servecast.report.verdicts.diff import CLEAR, verdict
 from servecast.text import BLANK, Table, number, plain_value
 
@@ -26,10 +26,6 @@ _LONGEST = 60  # letters of a value of a scenario
 
 def write(found: Difference, page: Path) -> Path:
     """The page of a difference, at ``page``."""
-    sections = [
-        Section(f"table-{place}", each.title, each.title, table(each.columns, each.rows, each.title))
-        for place, each in enumerate(tables(found, points=True))
-    ]
     a, b = found.folders
     made = Page(
         name=f"A: {a}, B: {b}",
@@ -37,7 +33,7 @@ def write(found: Difference, page: Path) -> Path:
         kicker="What changed from A to B,",
         verdict=verdict(found),
         notes=found.notes,
-        sections=sections,
+        sections=[table_section(at, each) for at, each in enumerate(tables(found, points=True))],
     )
     write_whole(page, made.html())
     return page
@@ -53,11 +49,8 @@ def tables(found: Difference, points: bool = False) -> list[Table]:
     elif len({(change.subject, change.point) for change in found.changes}) > 1:
         made.append(Table("what changed from A to B", ("metric", "verdict"), tuple(by_metric(found).items())))
         shown = shown if points else []
-    heads = ["metric", found.subject, "at", "A", "B", "change", "90 % interval", "verdict"]
-    rows = [_row(change) for change in shown]
-    kept = [place for place, head in enumerate(heads) if head != "at" or any(row[place] for row in rows)]
-    body = tuple(tuple(row[place] for place in kept) for row in rows)
-    made.append(Table("each change", tuple(heads[place] for place in kept), body))
+    if shown:
+        made.append(table_of("each change", [_row(change, found.subject) for change in shown], ("at",)))
     return [table for table in made if table.rows]
 
 
@@ -77,12 +70,11 @@ def by_metric(found: Difference) -> dict[str, str]:
     groups: dict[str, list[Change]] = {}
     for change in found.changes:
         groups.setdefault(change.metric, []).append(change)
-    known = {
-        metric: changes
+    return {
+        metric: _over_all(changes)
         for metric, changes in groups.items()
         if any(change.before is not None or change.after is not None for change in changes)
     }
-    return {metric: _over_all(changes) for metric, changes in known.items()}
 
 
 def _over_all(changes: Sequence[Change]) -> str:
@@ -96,24 +88,25 @@ def _over_all(changes: Sequence[Change]) -> str:
     clear = [change for change in changes if change.verdict in CLEAR]
     if not clear:
         return f"{said} of {len(changes)}"
-    most = max(clear, key=_size)
+
+    def size(change: Change) -> float:
+        return abs(change.difference / change.before.value) if change.before and change.before.value else math.inf
+
+    most = max(clear, key=size)
     where = ", ".join(part for part in (most.subject, most.point) if part)
     within = f" [{_range(most)}]" if most.low is not None else ""
     return f"{said} of {len(changes)}; most {_percent(most, most.difference)}{within} ({where})"
 
 
-def _row(change: Change) -> tuple[str, ...]:
+def _row(change: Change, subject: str) -> dict[str, str]:
     name = change.metric.removesuffix(" at the target")
     metric = change.metric.replace(name, f"{statistic(name)}{' [s]' if name.endswith('_s') else ''}", 1)
     moved = "" if math.isnan(change.difference) else _percent(change, change.difference)
-    return (
-        metric if change.subject == CHOSEN else change.metric, change.subject, change.point, interval(change.before),
-        interval(change.after), moved, _range(change), change.verdict,
-    )  # fmt: skip
-
-
-def _size(change: Change) -> float:
-    return abs(change.difference / change.before.value) if change.before and change.before.value else math.inf
+    return {
+        "metric": metric if change.subject == CHOSEN else change.metric, subject: change.subject, "at": change.point,
+        "A": interval(change.before), "B": interval(change.after), "change": moved, "90 % interval": _range(change),
+        "verdict": change.verdict,
+    }  # fmt: skip
 
 
 def _percent(change: Change, value: float) -> str:

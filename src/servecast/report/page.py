@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import servecast
 from servecast.metrics import PERCENTILE_RULE
-from servecast.report.charts.figure import figure
+from servecast.report.charts.figure import figure, table
 from servecast.report.charts.looks import read, style
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from servecast.report.charts.spec import Chart
     from servecast.report.verdicts import Verdict
+    from servecast.text import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +69,16 @@ def chart_section(chart: Chart, short: str, title: str = "", before: str = "") -
     return Section(f"at-{chart.name}", short, title or chart.title, before + figure(chart))
 
 
+def table_section(at: str | int, shown: Table, short: str = "") -> Section:
+    """A section of one table, called after it; ``at``: its place in the page, or its number among the tables."""
+    html = table(shown.columns, shown.rows, shown.title) if shown.rows else paragraph("None.", "quiet")
+    return Section(at if isinstance(at, str) else f"table-{at}", short or shown.title, shown.title, html)
+
+
 def paragraph(text: str, classes: str = "") -> str:
     """Text as a paragraph."""
     named = f' class="{classes}"' if classes else ""
     return f"<p{named}>{escape(text)}</p>"
-
-
-def command(line: str) -> str:
-    """A command to copy."""
-    return f'<pre tabindex="0" role="region" aria-label="Command">{escape(line)}</pre>'
 
 
 def again(line: str, files: Iterable[str], more: str = "", definitions: str = "") -> Section:
@@ -84,7 +86,7 @@ def again(line: str, files: Iterable[str], more: str = "", definitions: str = ""
 
     more : HTML after the files; definitions : a sentence before those of the latencies, which stand if it is given
     """
-    html = command(line) if line else ""
+    html = f'<pre tabindex="0" role="region" aria-label="Command">{escape(line)}</pre>' if line else ""
     html += paragraph(
         f"servecast {servecast.__version__}. Beside this page: {', '.join(files)}. This page needs nothing but itself: "
         "it can be mailed, and opened without a network."

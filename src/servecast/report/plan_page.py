@@ -1,39 +1,131 @@
-"""``plan.html``: the verdict, the figures and tables of a plan, self-contained like the page of a run."""
+"""The folder of a plan: scenario.yaml to make it again, options.csv, plan.json, and a page with figures and tables."""
 
 from __future__ import annotations
 
+import csv
+import io
+import os
 from dataclasses import replace
 from html import escape
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from servecast.files import SCENARIO
+import servecast
+from servecast.errors import InputError
+from servecast.files import SCENARIO, dumps, scenario_text, writing
+from servecast.files import write as write_whole
 from servecast.plan.basis import Basis
 from servecast.report import plan_tables
 from servecast.report.charts.figure import download, table
-from servecast.report.evidence import assumed, trusted
+from servecast.report.charts.files import write_figures
 from servecast.report.page import Page, Section, again, chart_section, paragraph
 from servecast.report.plan_charts import charts
 from servecast.report.plan_words import gpus, interval, shortened, statistic, timed
-from servecast.report.trust import step_error
+from servecast.report.trust import assumed, step_error, trusted
 from servecast.report.verdicts.plan import verdict
+from servecast.scenario import seen_from
 from servecast.text import number, signed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from servecast.plan.answer import Plan
+    from servecast.plan.answer import Option, Plan
+    from servecast.plan.uncertainty import Estimate
     from servecast.text import Table
 
-
-#: The table that stands under a figure, by its name: it has also what has no place in one.
+FILES = ("plan.json", "plan.html", "options.csv", SCENARIO)
+#: Goes up when a key is taken out, or means something else; new keys may come at any time.
+_SCHEMA_VERSION = 1
+#: The table under a figure, by the figure's name.
 _DETAIL = {"cost-curve": plan_tables.DOLLARS, "changes": plan_tables.CHANGES}
 
 
+def refuse_strangers(folder: Path) -> None:
+    """Raises InputError where something else stands, or nothing can be written, where a plan is to be written."""
+    if folder.exists() and not folder.is_dir():
+        problem = "is a file, where a plan wants a folder: move it away, or choose another folder with --out"
+        raise InputError(str(folder), problem)
+    for name in FILES:
+        if (folder / name).is_dir():
+            problem = "is a folder, where the plan wants to write a file: move it away, or choose another with --out"
+            raise InputError(str(folder / name), problem)
+    if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+        problem = "cannot be written (Permission denied): let it be written, or choose another folder with --out"
+        raise InputError(str(folder), problem)
+
+
+def text(plan: Plan, basis: Basis) -> str:
+    """The plan and what it rests on as JSON: ``plan.json``, and what ``--json`` prints."""
+    data = {
+        "schema_version": _SCHEMA_VERSION,
+        "servecast": servecast.__version__,
+        "verdict": str(verdict(plan)),
+        **plan.data(),
+        "step_errors": {name: step_error(profile) for name, profile in basis.rests.items()},
+        "scenario": basis.scenario,
+    }
+    return dumps(data, indent=1)
+
+
+def write(plan: Plan, folder: Path, basis: Basis | None = None, figures: Sequence[str] = ()) -> Path:
+    """Write the plan into ``folder``; the page.
+
+    basis : what the plan rests on
+    figures : forms (``svg``, ``png``) in which each chart of the page is a file too
+    """
+    with writing(folder):
+        Path(os.path.realpath(folder)).mkdir(parents=True, exist_ok=True)  # a link may lead to what is not there yet
+    basis = Basis() if basis is None else basis
+    basis = replace(basis, scenario=seen_from(folder.resolve(), basis.scenario))
+    if basis.scenario:
+        write_whole(folder / SCENARIO, scenario_text(basis.scenario))
+    write_whole(folder / "plan.json", text(plan, basis) + "\n")
+    options = _csv(plan)
+    write_whole(folder / "options.csv", options)
+    write_figures(folder, list(charts(shortened(plan)[0])), figures)
+    write_whole(folder / "plan.html", page(plan, options.encode(), basis))
+    return folder / "plan.html"
+
+
+def _csv(plan: Plan) -> str:
+    """One row an option, those that cannot be with their reason."""
+    rows = [_cells(option) for option in plan.options]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _cells(option: Option) -> dict[str, Any]:
+    cells: dict[str, Any] = {"configuration": option.label, **option.changed}
+    for name in ("device", "calibrated", "replicas", "gpus", "unit", "target"):
+        cells[name] = getattr(option, name)
+    cells |= _ends("highest_load", option.capacity) | _ends("highest_rps", option.rate)
+    cells |= _ends("saturation_rps", option.saturation)
+    for name in ("unstable_above", "target_gpus", "usd_per_hour"):
+        cells[name] = getattr(option, name)
+    for kind, estimate in option.usd_per_mtok.items():
+        cells |= _ends(f"usd_per_mtok_{kind}", estimate)
+    for name, estimate in option.at_target.items():
+        cells |= _ends(f"target_{name}", estimate)
+    return {**cells, "refused": option.refused}
+
+
+def _ends(name: str, estimate: Estimate | None) -> dict[str, float | None]:
+    return dict(zip((name, f"{name}_low", f"{name}_high"), estimate or (None, None, None), strict=True))
+
+
 def page(plan: Plan, options_csv: bytes, basis: Basis | None = None) -> str:
-    """The page as HTML; ``options_csv`` travels in it, as it stands beside it. ``basis``: what the plan rests on."""
+    """The page as HTML; ``options_csv`` travels in it."""
     basis = Basis() if basis is None else basis
     said, (first, *others), legend = verdict(plan), plan_tables.tables(plan), plan_tables.legend(plan)
     plan, _ = shortened(plan)
+    configurations = (
+        paragraph(legend, "quiet")
+        + table(first.columns, first.rows, first.title, "cards")
+        + f'<div class="numbers">{download("options.csv", options_csv)}</div>'
+    )
     return Page(
         name=plan.name,
         title=f"{plan.name}: plan",
@@ -42,7 +134,7 @@ def page(plan: Plan, options_csv: bytes, basis: Basis | None = None) -> str:
         tiles=list(_tiles(plan)),
         notes=[*(step_error(profile) for profile in list(basis.rests.values())[:1]), *plan.notes],
         sections=[
-            Section("options", "Configurations", "Configurations", _configurations(first, legend, options_csv)),
+            Section("options", "Configurations", "Configurations", configurations),
             *_evidence(plan, others),
             *_basis(plan, basis),
             _again(plan, basis),
@@ -63,37 +155,22 @@ def _evidence(plan: Plan, others: Sequence[Table]) -> Iterator[Section]:
 def _basis(plan: Plan, basis: Basis) -> Iterator[Section]:
     if basis.scenario:
         yield Section("trust", "Errors", "How far to trust it", _trust(plan, basis))
-        yield Section(
-            "assumed", "Assumptions", "What is assumed", assumed(basis.scenario, "The scenario as it was planned")
-        )
-
-
-def _configurations(first: Table, legend: str, options_csv: bytes) -> str:
-    return (
-        f'<p class="quiet">{escape(legend)}</p>'
-        + table(first.columns, first.rows, first.title, "cards")
-        + f'<div class="numbers">{download("options.csv", options_csv)}</div>'
-    )
+        scenario = assumed(basis.scenario, "The scenario as it was planned")
+        yield Section("assumed", "Assumptions", "What is assumed", scenario)
 
 
 def _trust(plan: Plan, basis: Basis) -> str:
     """What its intervals hold, where it was extrapolated, and the errors of each profile, the best one's in full."""
-    parts = []
-    if plan.best is not None and plan.best.capacity is not None:
-        parts.append(
-            f"<p>Highest load of {escape(plan.best.label)}: {escape(interval(plan.best.capacity, 4))} "
-            f"{escape(plan.best.unit)}, the mean over seeds with its 90 % interval, widened by what its profile "
-            "says of its own errors.</p>"
-        )
+    parts, best = [], plan.best
+    if best is not None and best.capacity is not None:
+        said = f"{best.label}: {interval(best.capacity, 4)} {best.unit}, the mean over seeds with its 90 % interval"
+        parts.append(paragraph(f"Highest load of {said}, widened by what its profile says of its own errors."))
     beyond = list(dict.fromkeys(option.beyond for option in plan_tables.standing(plan) if option.beyond))
     if beyond:
         parts.append("<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in beyond) + "</ul>")
     for place, (name, profile) in enumerate(basis.rests.items()):
-        if place == 0:
-            html = trusted(profile, calibrated=profile is not None, device=name)
-            parts.append(f"<h3>{escape(name)}</h3>{html}")
-        else:
-            parts.append(f"<h3>{escape(name)}</h3><p>{escape(step_error(profile))}</p>")
+        html = paragraph(step_error(profile)) if place else trusted(profile, profile is not None, name)
+        parts.append(f"<h3>{escape(name)}</h3>{html}")
     return "".join(parts)
 
 
@@ -114,9 +191,9 @@ def _tiles(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _again(plan: Plan, basis: Basis) -> Section:
     goal = ", ".join(f"{statistic(name)} {timed(name, f'{limit:g}')}" for name, limit in plan.goal.items())
-    line = f"servecast plan {SCENARIO}" if basis.scenario else ""
     more = (
         f"In the folder of this page, {SCENARIO} holds what --set changed and every default; the same version gives "
         f"the same numbers. The goal: {goal}."
     )
-    return again(line, [*([SCENARIO] if basis.scenario else []), "options.csv", "plan.json"], paragraph(more))
+    line, first = (f"servecast plan {SCENARIO}", [SCENARIO]) if basis.scenario else ("", [])
+    return again(line, [*first, "options.csv", "plan.json"], paragraph(more))

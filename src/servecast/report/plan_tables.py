@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from servecast.plan.answer import KINDS, UTILISATIONS
 from servecast.report.plan_words import hardware, interval, shortened, statistic, with_names
+from servecast.report.tables import table_of
 from servecast.scenario.goals import at_least
 from servecast.text import BLANK, Table, number, percent, signed
 
@@ -41,19 +42,12 @@ def tables(plan: Plan) -> Iterator[Table]:
         heads = ("tokens", "at the target", *(f"at {percent(share, 0)} of the highest load" for share in UTILISATIONS))
         yield Table(DOLLARS, heads, tuple(_money(best, kind) for kind in KINDS if kind in best.usd_per_mtok))
     if plan.changes and plan.baseline is not None:
-        yield Table(
-            CHANGES,
-            ("change", f"highest load [{plan.options[0].unit}]", "each GPU", "why not"),
-            tuple(
-                (
-                    each.label,
-                    number(each.capacity),
-                    BLANK if each.gain_per_gpu is None else signed(each.gain_per_gpu, 1),
-                    each.refused,
-                )
-                for each in (plan.baseline, *plan.changes)
-            ),
-        )
+        changed = []
+        for each in (plan.baseline, *plan.changes):
+            gain = BLANK if each.gain_per_gpu is None else signed(each.gain_per_gpu, 1)
+            changed.append((each.label, number(each.capacity), gain, each.refused))
+        heads = ("change", f"highest load [{plan.options[0].unit}]", "each GPU", "why not")
+        yield Table(CHANGES, heads, tuple(changed))
 
 
 def standing(plan: Plan) -> tuple[Option, ...]:
@@ -82,34 +76,27 @@ def legend(plan: Plan) -> str:
 
 def _configurations(plan: Plan) -> Table:
     """Columns that nothing fills are left out."""
-    options = standing(plan)
-    cells = [tuple(_cells(plan, option)) for option in options]
-    heads = [head for head, _ in cells[0]]
-    rows = [tuple(cell for _, cell in row) for row in cells]
-    several = any(option.tensor_parallel > 1 for option in options)
-    kept = [
-        at
-        for at, head in enumerate(heads)
-        if any(row[at] not in (BLANK, "") for row in rows) and (several or head != "GPUs of a replica")
-    ]
-    return Table(CONFIGURATIONS, tuple(heads[at] for at in kept), tuple(tuple(row[at] for at in kept) for row in rows))
+    rows = [_cells(plan, option) for option in standing(plan)]
+    return table_of(CONFIGURATIONS, rows, rows[0])
 
 
-def _cells(plan: Plan, option: Option) -> Iterator[tuple[str, str]]:
-    """Head and text of each cell of a row."""
+def _cells(plan: Plan, option: Option) -> dict[str, str]:
+    split = any(each.tensor_parallel > 1 for each in plan.options)
     dollars, at_target, at_most = (
         option.usd_for_target, option.usd_at_target.get("output"), option.usd_per_mtok.get("output"),
     )  # fmt: skip
     load = None if option.capacity is None else option.capacity.over(option.gpus)
-    yield "configuration", option.label
-    yield "GPU", hardware(option.device)
-    yield "GPUs of a replica", str(option.tensor_parallel)
-    yield "GPUs for the target", BLANK if option.target_gpus is None else str(option.target_gpus)
-    yield "$/hour for the target", BLANK if dollars is None else f"{dollars:,.2f}"
-    yield "$/M output at the target", BLANK if at_target is None else number(at_target.value)
-    yield f"highest load of each GPU [{option.unit}]", interval(load)
-    yield "$/M output at the highest load", BLANK if at_most is None else number(at_most.value)
-    yield "remark", "; ".join(_remarks(plan, option))
+    return {
+        "configuration": option.label,
+        "GPU": hardware(option.device),
+        "GPUs of a replica": str(option.tensor_parallel) if split else BLANK,
+        "GPUs for the target": BLANK if option.target_gpus is None else str(option.target_gpus),
+        "$/hour for the target": BLANK if dollars is None else f"{dollars:,.2f}",
+        "$/M output at the target": BLANK if at_target is None else number(at_target.value),
+        f"highest load of each GPU [{option.unit}]": interval(load),
+        "$/M output at the highest load": BLANK if at_most is None else number(at_most.value),
+        "remark": "; ".join(_remarks(plan, option)),
+    }
 
 
 def _remarks(plan: Plan, option: Option) -> Iterator[str]:

@@ -8,7 +8,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from servecast.report.charts.looks import places
-from servecast.report.charts.spec import Axis, Bar, Bars, Chart, Curve, Datum, Key, Line, Panel, Part, Series
+from servecast.report.charts.spec import (
+    Axis,
+    Bar,
+    Bars,
+    Chart,
+    Curve,
+    Datum,
+    Key,
+    Line,
+    Panel,
+    Part,
+    Series,
+    evenly,
+    tooltips,
+)  # fmt: skip
 from servecast.report.tables import UNCALIBRATED
 from servecast.run.judged import on_the_roof
 from servecast.text import listed, missing, number, seconds, share
@@ -35,10 +49,9 @@ _PARTS = (
 )
 
 
-def policy_keys(view: View) -> tuple[Key, ...]:
+def _policy_keys(view: View) -> tuple[Key, ...]:
     """The policies as entries of a legend."""
-    looks = places(view.policies, view.kinds)
-    return tuple(Key(policy, looks[policy]) for policy in view.policies)
+    return tuple(Key(policy, look) for policy, look in places(view.policies, view.kinds).items())
 
 
 def latency_cdf(view: View) -> Chart | None:
@@ -54,12 +67,14 @@ def latency_cdf(view: View) -> Chart | None:
             panels.append(_distributions(view, done, column, label, unit))
     if not panels:
         return None
-    return Chart("latency-cdf", "Latency distribution", _cdf_caption(view, done), tuple(panels), policy_keys(view))
+    return Chart("latency-cdf", "Latency distribution", _cdf_caption(view, done), tuple(panels), _policy_keys(view))
 
 
 def _distributions(view: View, done: pd.DataFrame, column: str, label: str, unit: float) -> Panel:
     """One latency of every policy."""
-    looks, series, curves = places(view.policies, view.kinds), [], []
+    looks = places(view.policies, view.kinds)
+    series: list[Series] = []
+    curves: list[Curve] = []
     for policy in view.policies:
         times = np.sort(view.of(done, policy)[column].dropna().to_numpy())
         if not len(times):
@@ -68,13 +83,13 @@ def _distributions(view: View, done: pd.DataFrame, column: str, label: str, unit
         counted = len(own) - int((own["status"] == "completed").sum()) + len(times)  # a one-token answer has no TPOT
         ranks = [rank for rank in _RANKS if rank / 100 * len(times) >= 0.5]
         at = np.percentile(times, ranks).tolist()
-        points = tuple(
+        points = (
             _quantile(f"{policy}, p{rank:g} of {len(times):,} completed", times, time, counted, unit, label)
             for rank, time in zip(ranks, at, strict=True)
         )
-        kept = np.unique(np.linspace(0, len(times) - 1, min(_CURVE, len(times))).astype(int))
+        kept = evenly(len(times), _CURVE)
         curves.append(Curve(looks[policy], (unit * times[kept]).tolist(), (100 * (kept + 1) / counted).tolist()))
-        series.append(Series(policy, looks[policy], (points,), joined=False, quiet=True))
+        series += tooltips(policy, looks[policy], points)
     aim = view.slo.get(column)
     lines = () if aim is None else (Line(f"target {seconds(float(aim))}", x=unit * float(aim)),)
     y = Axis("requests answered within [%]", limits=(0.0, 103.0))
@@ -107,12 +122,8 @@ def waste(view: View) -> Chart | None:
         useful[policy] = counts[0] / total
         there = [(label, look, count) for (label, look), count in zip(_PARTS, counts, strict=True) if count]
         numbers = [(label, f"{share(count / total)} ({count:,.0f})") for label, _, count in there]
-        lost = (("padding", row["padding_waste_s"]), ("idle slots", row["slot_waste_s"]))
-        numbers += [
-            (f"time lost to {what} [s]", number(float(value), 4))
-            for what, value in lost
-            if not missing(value) and value
-        ]
+        for what, value in (("padding", row["padding_waste_s"]), ("idle slots", row["slot_waste_s"])):
+            numbers += [] if missing(value) or not value else [(f"time lost to {what} [s]", number(float(value), 4))]
         used |= {look for _, look, _ in there}
         parts = tuple(Part(100 * count / total, look, share(count / total)) for _, look, count in there)
         bars.append(Bar(policy, (*numbers, ("token places in all", f"{total:,.0f}")), parts, look=looks[policy]))
@@ -123,14 +134,9 @@ def waste(view: View) -> Chart | None:
     if worst != best:
         caption += f", of {worst} {share(useful[worst])}"
     panel = Bars(Axis("token places computed or held [%]", limits=(0.0, 100.5)), tuple(bars))
-    return Chart(
-        "tokens",
-        "Where the computed tokens went",
-        f"{caption}.",
-        (panel,),
-        tuple(Key(label, look) for label, look in _PARTS if look in used),
-        note=_EMPTY if "idle" in used else "",
-    )
+    legend = tuple(Key(label, look) for label, look in _PARTS if look in used)
+    note = _EMPTY if "idle" in used else ""
+    return Chart("tokens", "Where the computed tokens went", f"{caption}.", (panel,), legend, note)
 
 
 #: How the last part differs from ``slot_waste``, which is of slot time alone.
@@ -176,7 +182,7 @@ def roofline(view: View) -> Chart | None:
         height=360,
     )
     peaks = f"{roof.name}: {number(roof.flops / 1e12)} TFLOP/s, {number(roof.bandwidth_Bps / 1e12)} TB/s"
-    legend = (*policy_keys(view), Key(peaks, "strong"))
+    legend = (*_policy_keys(view), Key(peaks, "strong"))
     note = f"Up to {_STEPS} decisions of each policy, evenly spaced in its busy time."
     return Chart("roofline", "Steps on the roofline", _roof_caption(roof, bounds), (panel,), legend, note)
 

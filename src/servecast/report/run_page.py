@@ -10,11 +10,10 @@ from servecast.metrics import WIDE, ranked
 from servecast.report import run_charts, sweep_charts, time_charts
 from servecast.report.charts.figure import download, figure, table
 from servecast.report.charts.files import write_figures
-from servecast.report.evidence import assumed, trusted
 from servecast.report.page import Page, Section, again, paragraph
 from servecast.report.points import Points, points_of
 from servecast.report.tables import UNCALIBRATED, comparison_rows, targets, tenant_rows
-from servecast.report.trust import step_error
+from servecast.report.trust import assumed, step_error, trusted
 from servecast.report.verdicts.run import verdict
 from servecast.run.judged import judged, per_policy, view
 from servecast.run.results import stated, swept
@@ -155,7 +154,7 @@ def _trust(results: Results, calibrated: bool, executed: str | None) -> str:
             paragraph(f"Nothing here is forecast: {executed} computed every step, and its times were measured.")
             + "<p><code>servecast validate</code> says how far a forecast of the same scenario is off.</p>"
         )
-    return trusted(results.profile, calibrated=calibrated, device=results.roof.name if results.roof else None)
+    return trusted(results.profile, calibrated, results.roof.name if results.roof else None)
 
 
 def _again(results: Results, files: Sequence[str], executed: str | None) -> Section:

@@ -9,18 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 from servecast.metrics import METRICS, WIDE, Metric, ranked
 from servecast.run.results import swept
-from servecast.text import BLANK, missing, number, plain_value, seconds, share, short_key
+from servecast.text import BLANK, Table, missing, number, plain_value, seconds, share, short_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping, Sequence
 
     import pandas as pd
 
 UNCALIBRATED = "uncalibrated"
-_NOBODY = "(none)"
-
-_TARGETS = ("ttft_s", "tpot_s", "e2e_s")
 _OF_TENANTS = ("completed", "goodput_rps", "slo_attainment", "ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "e2e_p99_s")
+_TARGETS = ("ttft_s", "tpot_s", "e2e_s")
+
+
+def table_of(title: str, rows: Sequence[Mapping[str, str]], optional: Container[str] = ()) -> Table:
+    """A table of rows with the same heads; columns of ``optional`` that nothing fills are left out."""
+    heads = tuple(head for head in rows[0] if head not in optional or any(row[head] not in (BLANK, "") for row in rows))
+    return Table(title, heads, tuple(tuple(row[head] for head in heads) for row in rows))
 
 
 def comparison_rows(summary: pd.DataFrame, most: int = WIDE - 1) -> list[dict[str, str]]:
@@ -37,21 +41,16 @@ def comparison_rows(summary: pd.DataFrame, most: int = WIDE - 1) -> list[dict[st
     keys = swept(summary)
     shown = [each for each in ranked(most) if each.name in table]
     shown = [each for each in shown if not each.optional or table[each.name].notna().any()]
-    ranks = {key: _ranks(table[key].tolist()) for key in keys}
+    records = table.to_dict("records")
+    values = {key: sorted(table[key].tolist(), key=missing) for key in keys}  # in the order they come, blank ones last
+    places = {key: {text: at for at, text in enumerate(dict.fromkeys(map(str, values[key])))} for key in keys}
     rows = []
-    for record in sorted(table.to_dict("records"), key=lambda record: [ranks[key][str(record[key])] for key in keys]):
+    for record in sorted(records, key=lambda record: [places[key][str(record[key])] for key in keys]):
         row = {"policy": str(record["policy"])}
         row |= {short_key(name): plain_value(record[name]) for name in keys}
         row |= {each.label: written(each, record) for each in shown}
         rows.append(row)
     return rows
-
-
-def _ranks(values: list[Any]) -> dict[str, int]:
-    """Places of values in the order in which they come, blank ones last."""
-    known = [str(value) for value in values if not missing(value)]
-    blank = [str(value) for value in values if missing(value)]
-    return {value: place for place, value in enumerate(dict.fromkeys([*known, *blank]))}
 
 
 def written(metric: Metric, record: Any, digits: int = 3) -> str:
@@ -91,7 +90,7 @@ def tenant_rows(tenants: pd.DataFrame) -> list[dict[str, str]]:
         row = {"policy": str(record["policy"])}
         row |= {short_key(key): plain_value(record[key]) for key in keys}
         slo = {key: record[f"slo_{key}"] for key in _TARGETS if not missing(record[f"slo_{key}"])}
-        row |= {"tenant": record["tenant"] or _NOBODY, "targets": targets(slo) or BLANK}
+        row |= {"tenant": record["tenant"] or "(none)", "targets": targets(slo) or BLANK}
         rows.append(row | {METRICS[name].label: written(METRICS[name], record) for name in _OF_TENANTS})
     return rows
 

@@ -8,7 +8,21 @@ import numpy as np
 
 from servecast.policies import POLICIES
 from servecast.report.charts.looks import places
-from servecast.report.charts.spec import Area, Axis, Bars, Chart, Datum, Key, Line, Marks, Panel, Piece, Series, Span
+from servecast.report.charts.spec import (
+    Area,
+    Axis,
+    Bars,
+    Chart,
+    Datum,
+    Key,
+    Line,
+    Marks,
+    Panel,
+    Piece,
+    Span,
+    evenly,
+    tooltips,
+)  # fmt: skip
 from servecast.text import how_often, missing, number, seconds, share
 
 if TYPE_CHECKING:
@@ -53,8 +67,8 @@ def _of_policy(view: View, policy: str, decisions: pd.DataFrame, look: int, time
     """Rows at work, and KV memory."""
     areas: tuple[Area, ...] = ()
     held: tuple[Area, ...] = ()
-    at_work: tuple[Datum, ...] = ()
-    filled: tuple[Datum, ...] = ()
+    at_work: list[Datum] = []
+    filled: list[Datum] = []
     if len(decisions):  # else it crashed before its first step
         total = float(view.row(policy)["kv_blocks_total"])
         areas = _working(decisions, look)
@@ -64,15 +78,11 @@ def _of_policy(view: View, policy: str, decisions: pd.DataFrame, look: int, time
     preempted = decisions.loc[decisions["preempted"] > 0, "start_s"].to_numpy(float)
     oom = view.of(view.oom, policy)["time_s"].to_numpy(float)
     marks = (_marked("preempted", "preemption", preempted, policy), _marked("oom", "out of memory", oom, policy))
-
-    def series(points: tuple[Datum, ...]) -> tuple[Series, ...]:
-        return (Series(policy, look, (points,), joined=False, quiet=True),) if points else ()
-
     capacity = Line("", y=100.0, strong=True)
     memory = Axis("KV memory [%]", limits=(0.0, 122.0))
     return (
-        Panel(time, Axis("rows", base=0.0), series(at_work), title=policy, areas=areas, height=250),
-        Panel(time, memory, series(filled), policy, (capacity,), areas=held, marks=marks, height=250),
+        Panel(time, Axis("rows", base=0.0), tooltips(policy, look, at_work), title=policy, areas=areas, height=250),
+        Panel(time, memory, tooltips(policy, look, filled), policy, (capacity,), areas=held, marks=marks, height=250),
     )
 
 
@@ -118,7 +128,7 @@ def buckets(decisions: pd.DataFrame, values: Any, how: str, most: int) -> tuple[
     return edges, np.append(heights, 0.0)
 
 
-def _moments(policy: str, decisions: pd.DataFrame, total: float) -> tuple[tuple[Datum, ...], tuple[Datum, ...]]:
+def _moments(policy: str, decisions: pd.DataFrame, total: float) -> tuple[list[Datum], list[Datum]]:
     """Decisions evenly spaced in time as points with tooltips: at their rows at work, and at their KV memory."""
     starts = decisions["start_s"].to_numpy(float)
     wanted = np.linspace(starts[0], starts[-1], _MOMENTS)
@@ -135,12 +145,11 @@ def _moments(policy: str, decisions: pd.DataFrame, total: float) -> tuple[tuple[
         )
         at_work.append(Datum(step["start_s"], float(rows), policy, numbers))
         filled.append(Datum(step["start_s"], part, policy, numbers))
-    return tuple(at_work), tuple(filled)
+    return at_work, filled
 
 
 def _marked(look: str, name: str, times: Any, policy: str) -> Marks:
-    if len(times) > _MARKS:
-        times = times[np.unique(np.linspace(0, len(times) - 1, _MARKS).astype(int))]
+    times = times[evenly(len(times), _MARKS)] if len(times) else times
     points = (Datum(time, _ABOVE, f"{policy}: {name}", (("time [s]", number(time, 4)),)) for time in times.tolist())
     return Marks(look, tuple(points), name)
 

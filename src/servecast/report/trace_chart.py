@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from servecast.report.charts.spec import Axis, Chart, Curve, Key, Line, Panel, Piece, Span
+from servecast.report.charts.spec import Axis, Chart, Curve, Key, Line, Panel, Piece, Span, evenly
 from servecast.text import number
 from servecast.workload.prefixes import chained, first_places
 from servecast.workload.traces.statistics import joint_histogram, reusable
@@ -76,7 +76,7 @@ def _reuse(columns: RequestColumns) -> Panel:
     ids = chained(given)
     found = first_places(ids.flat) != np.arange(len(ids.flat))
     upto = np.concatenate([[0], np.cumsum(found)])[ids.ends] / np.maximum(ids.ends, 1)
-    shown = np.unique(np.linspace(0, len(columns) - 1, min(BINS, len(columns))).astype(int))
+    shown = evenly(len(columns), BINS)
     curve = Curve(_LOOK, columns.arrival_s[shown].tolist(), (100 * upto[shown]).tolist())
     y = Axis("share so far [%]", limits=(0.0, 100.0))
     return Panel(Axis("time [s]"), y, title="Prefix blocks found again", curves=(curve,))

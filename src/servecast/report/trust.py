@@ -1,19 +1,24 @@
-"""The error of the forecast's step times: in one line that stands beside the forecast, and as a figure."""
+"""How far to trust a forecast: the error of its step times, as a sentence, as a figure and as a section of a page."""
 
 from __future__ import annotations
 
+from html import escape
 from typing import TYPE_CHECKING, Any
 
+from servecast.files import plain, scenario_text
+from servecast.report.charts.figure import figure, table
 from servecast.report.charts.spec import Axis, Bar, Bars, Chart, Key, Part
-from servecast.text import percent, signed
+from servecast.text import BLANK, number, percent, signed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    Profile = Mapping[str, Any]
 
 _TABULATED = "tabulated"  # the kind of a profile that is put together of tables
 
 
-def step_error(profile: Mapping[str, Any] | None, *, calibrated: bool | None = None, executed: bool = False) -> str:
+def step_error(profile: Profile | None, *, calibrated: bool | None = None, executed: bool = False) -> str:
     """What is known of the error of single step times: on steps held out of the fit, or on operators left out.
 
     profile : a profile as plain values (`servecast.cost.profile`), None without one
@@ -24,7 +29,7 @@ def step_error(profile: Mapping[str, Any] | None, *, calibrated: bool | None = N
         return "Step times were measured as the device computed them; another run differs by the device's noise."
     if not (profile is not None if calibrated is None else calibrated):
         return "Step times: a data sheet's roofline, uncalibrated, so that no error is known."
-    held_out: Sequence[Mapping[str, Any]] = (profile or {}).get("held_out") or ()
+    held_out: Sequence[Profile] = (profile or {}).get("held_out") or ()
     if not held_out:
         return "Step times: calibrated, but no error is stated."
     steps = _whole_steps(held_out)
@@ -47,9 +52,9 @@ def step_error(profile: Mapping[str, Any] | None, *, calibrated: bool | None = N
     )
 
 
-def step_errors(profile: Mapping[str, Any] | None) -> Chart | None:
+def _step_errors(profile: Profile | None) -> Chart | None:
     """Median and p95 of each error that a profile states, signed mean beside them; None where it states none."""
-    errors: Sequence[Mapping[str, Any]] = (profile or {}).get("held_out") or ()
+    errors: Sequence[Profile] = (profile or {}).get("held_out") or ()
     if not errors:
         return None
     bars = []
@@ -76,7 +81,7 @@ def step_errors(profile: Mapping[str, Any] | None) -> Chart | None:
         Key("median error", "middle"), Key("up to p95", "tail")))  # fmt: skip
 
 
-def origin(profile: Mapping[str, Any]) -> str:
+def _origin(profile: Profile) -> str:
     """Where the step times of a profile come from, in a sentence that its errors follow."""
     if profile.get("kind") != _TABULATED:
         return (
@@ -95,15 +100,98 @@ def origin(profile: Mapping[str, Any]) -> str:
     )
 
 
-def _whole_steps(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _whole_steps(errors: Sequence[Profile]) -> list[Mapping[str, Any]]:
     """The errors that are of whole steps and not of one operator."""
     return [error for error in errors if error.get("operator", "whole step") == "whole step"]
 
 
-def _of(errors: Sequence[Mapping[str, Any]], kind: str) -> Mapping[str, Any] | None:
+def _of(errors: Sequence[Profile], kind: str) -> Profile | None:
     """The first error of a kind of steps; a random part of the steps stands before the largest ones."""
     return next((error for error in errors if kind in (error.get("regime"), error.get("along"))), None)
 
 
 def _percent(value: float) -> str:
     return percent(value, 2 if value < 0.1 else 0)
+
+
+def trusted(profile: Profile | None, calibrated: bool, device: str | None) -> str:
+    """Where step times come from, and their errors: as a figure, and with all that the profile knows below it.
+
+    profile : as plain values; None without one, and then ``device`` is the data sheet's
+    """
+    if profile:
+        chart = _step_errors(profile)
+        tables = "".join(
+            table(heads or ("fact", "value"), rows, "The profile", "plain")
+            for heads, rows in _profile_tables(plain(profile))
+        )
+        return (
+            f"<p>{escape(_origin(profile))}</p>{'' if chart is None else figure(chart)}"
+            '<details class="profile"><summary>The profile: errors, coefficients, measured domain, provenance</summary>'
+            f"{tables}</details>"
+        )
+    if calibrated:
+        return "<p>Step times come from a calibrated cost model that states no errors.</p>"
+    return (
+        f"<p>Step times come from the roofline of {escape(str(device))}&#39;s data sheet: "
+        "<strong>uncalibrated</strong>, so no error is known. Fit a profile to measured steps with "
+        "<code>servecast fit</code>.</p>"
+    )
+
+
+def assumed(scenario: Mapping[str, Any], what: str) -> str:
+    """The whole scenario, after a word on what it is."""
+    return (
+        f"<p>{escape(what)}, every default written out (<code>scenario.yaml</code>):</p>"
+        '<div class="scenario"><pre tabindex="0" role="region" aria-label="scenario.yaml">'
+        f"{escape(scenario_text(scenario))}</pre></div>"
+    )
+
+
+def _profile_tables(profile: Profile) -> list[tuple[list[str], list[list[str]]]]:
+    """What is known about the cost model as tables of headings and rows: held-out errors first, single facts last.
+
+    Lists of mappings and mappings of like mappings are a table each; matrices stay in the profile's own file.
+    """
+    tables: list[tuple[list[str], list[list[str]]]] = []
+    facts: list[list[str]] = []
+    for name in sorted(profile, key=lambda name: name != "held_out"):
+        value = profile[name]
+        if isinstance(value, list) and value and all(isinstance(entry, dict) for entry in value):
+            heads = list(value[0])
+            tables.append((heads, [[_error(head, entry[head]) for head in heads] for entry in value]))
+        elif isinstance(value, dict) and _alike(value):
+            heads = list(next(iter(value.values())))
+            tables.append(([name, *heads], [[key, *map(_value, entry.values())] for key, entry in value.items()]))
+        else:
+            facts += [list(fact) for fact in _facts(value, name)]
+    return [*tables, ([], facts)] if facts else tables
+
+
+def _alike(value: dict[str, Any]) -> bool:
+    entries = list(value.values())
+    return bool(entries) and all(isinstance(entry, dict) and entry.keys() == entries[0].keys() for entry in entries)
+
+
+def _facts(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Nested mappings as rows of a dotted path and a value."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            yield from _facts(entry, f"{path}.{key}")
+    elif not isinstance(value, list) or (value and not isinstance(value[0], list)):
+        yield path, _value(value)
+
+
+def _error(head: str, value: Any) -> str:
+    """Relative errors as percentages, with a sign where they have one."""
+    if head in ("median", "p95"):
+        return percent(value, 2)
+    return signed(value, 2) if head == "signed_mean" else _value(value)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(_value(entry) for entry in value)
+    if value is None or isinstance(value, (bool, str)):
+        return BLANK if value is None else str(value)
+    return number(value, 4) if isinstance(value, float) else f"{value:,}"

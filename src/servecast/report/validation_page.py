@@ -7,20 +7,27 @@ import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from servecast.against.device import compare
 from servecast.metrics import decisions_frame, requests_frame
-from servecast.report.charts.figure import table
 from servecast.report.charts.files import write_figures
 from servecast.report.device_charts import slug, validation_charts
-from servecast.report.page import Page, Section, again, chart_section, paragraph
-from servecast.report.validation_words import RULES, tables
+from servecast.report.page import Page, Section, again, chart_section, paragraph, table_section
 from servecast.report.verdicts.validate import verdict
+from servecast.requests import Status
+from servecast.text import Table, percent, signed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from servecast.against.device.validate import Validation
-    from servecast.text import Table
+    from servecast.against.device.validate import Case, Validation
+    from servecast.engine import Run
+
+_SHOWN = ("output_throughput_tps", "ttft_mean_s", "tpot_mean_s", "e2e_mean_s", "e2e_p99_s", *compare.WASTE)
+
+_SIDES = ("executed", "simulated")
 
 
 def write(validation: Validation, folder: Path, figures: Sequence[str] = ()) -> Path:
@@ -43,35 +50,24 @@ def write(validation: Validation, folder: Path, figures: Sequence[str] = ()) -> 
     facts |= {"date": datetime.now(UTC).date().isoformat(), "device": validation.device, "ranking": validation.ranking}
     facts |= {"plan": validation.file.model_dump(mode="json"), "interrupted": validation.interrupted}
     (folder / "validation.json").write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    write_figures(folder, validation_charts(validation.cases), figures)
-    page = folder / "report.html"
-    page.write_text(_page(validation, facts), encoding="utf-8")
-    return page
-
-
-def _page(validation: Validation, facts: Mapping[str, Any]) -> str:
-    machine = facts["machine"]
+    charts, machine = validation_charts(validation.cases), facts["machine"]
     device = machine.get("gpu", machine["processor"])
-    return Page(
+    write_figures(folder, charts, figures)
+    page = Page(
         name=validation.name,
         title=f"{validation.name}: executed on a device, and simulated",
         kicker="Executed on a device, and simulated,",
         about=f"{facts['date']}: {device}, torch {machine['torch']}, {machine['clock']}",
         verdict=verdict(validation),
         sections=[
-            *(
-                Section(f"table-{at}", re.split("[:,]", each.title)[0], each.title, _table(each))
-                for at, each in enumerate(tables(validation))
-            ),
-            *(chart_section(chart, chart.title.split(",")[0]) for chart in validation_charts(validation.cases)),
-            Section("rules", "How to read it", "How to read it", "".join(map(paragraph, RULES))),
+            *(table_section(at, each, re.split("[:,]", each.title)[0]) for at, each in enumerate(tables(validation))),
+            *(chart_section(chart, chart.title.split(",")[0]) for chart in charts),
+            Section("rules", "How to read it", "How to read it", "".join(map(paragraph, _RULES))),
             again("", ["metrics.csv", "parts.csv", "per-request.csv", "executed/", "validation.json"]),
         ],
-    ).html()
-
-
-def _table(each: Table) -> str:
-    return table(each.columns, each.rows, each.title) if each.rows else paragraph("None.", "quiet")
+    )
+    (folder / "report.html").write_text(page.html(), encoding="utf-8")
+    return folder / "report.html"
 
 
 def _comparison_rows(validation: Validation) -> Iterator[dict[str, Any]]:
@@ -99,3 +95,100 @@ def _request_rows(validation: Validation) -> Iterator[dict[str, Any]]:
     for case in validation.cases:
         for metric, error in case.per_request.items():
             yield {"policy": case.policy, "load": case.load, "metric": metric, **error}
+
+
+def tables(validation: Validation) -> list[Table]:
+    """What the command prints and the page shows: errors of steps, of runs, verdicts, and the ranking."""
+    cases = validation.cases
+    ranking = sorted(validation.ranking.items(), key=lambda item: -item[1]["executed"])
+    return [
+        Table(
+            "Held-out shapes: single steps, timed anew",
+            ("steps", "count", "median", "p95", "signed mean"),
+            tuple(
+                (e["regime"], str(e["count"]), percent(e["median"]), percent(e["p95"]), signed(e["signed_mean"], 1))
+                for e in validation.held_out
+            ),
+        ),
+        Table(
+            "Same batches: the cost model along the executed log",
+            ("policy", "load", "steps", "count", "total", "median", "p95"),
+            tuple(
+                (*_case(case), e["regime"], str(e["count"]), signed(e["total"], 1), percent(e["median"]),
+                 percent(e["p95"]))
+                for case in cases
+                for e in case.same_batches
+            ),
+        ),
+        Table(
+            "Closed loop: the whole simulation",
+            ("policy", "load", "metric", "simulated", "executed", "error", "at speed", "noise", "gate", "verdict",
+             "band"),
+            tuple(_closed_loop(case, c) for case in cases for c in case.comparisons if c.metric in _SHOWN),
+        ),
+        Table(
+            "Runs, and the error of single requests (median, p90)",
+            ("policy", "load", "req/s", "drift", "tries", "conclusive", "regime simulated", "executed",
+             "lost simulated", "executed", "TTFT", "TPOT", "E2E"),
+            tuple(map(_run, cases)),
+        ),
+        Table(
+            "Ranking in a burst: output tokens/s, and as a share of the best",
+            ("policy", "executed", "simulated", "share executed", "simulated"),
+            tuple(
+                (policy, *(f"{r[f'{side}_tps']:.0f}" for side in _SIDES), *(f"{r[side]:.2f}" for side in _SIDES))
+                for policy, r in ranking
+            ),
+        ),
+    ]  # fmt: skip
+
+
+def _case(case: Case) -> tuple[str, str]:
+    return case.policy, case.load if isinstance(case.load, str) else f"{case.load:g}"
+
+
+def _closed_loop(case: Case, c: compare.Compared) -> tuple[str, ...]:
+    band = "-"
+    if c.metric in case.band:
+        low, high, inside = case.band[c.metric]
+        band = f"{low:.4g} .. {high:.4g}: {'in' if inside else 'out'}"
+    return (
+        *_case(case), c.metric, f"{c.simulated:.4g}", f"{np.mean(c.executed):.4g}", signed(c.error, 1),
+        "-" if c.error_at_speed is None else signed(c.error_at_speed, 1),
+        "-" if c.noise is None else percent(c.noise), "-" if c.gate is None else percent(c.gate, 0), c.verdict, band,
+    )  # fmt: skip
+
+
+def _run(case: Case) -> tuple[str, ...]:
+    errors = [case.per_request.get(name) for name in ("ttft", "tpot", "e2e")]
+    return (
+        *_case(case), "-" if case.rate_rps is None else f"{case.rate_rps:.3g}", signed(case.drift, 1), str(case.tries),
+        "yes" if case.conclusive else "no", case.regime[0] or "-", case.regime[1] or "-", _lost(case.simulated),
+        ", ".join(dict.fromkeys(_lost(executed.run) for executed in case.executed)),
+        *("-" if error is None else f"{percent(error['median'])}, {percent(error['p90'])}" for error in errors),
+    )  # fmt: skip
+
+
+def _lost(run: Run) -> str:
+    """Requests that were lost as memory ran out."""
+    return str(int((run.requests["status"] == Status.OOM).sum()))
+
+
+#: How to read the tables.
+_RULES = (
+    (
+        "Errors are (simulated - executed) / executed, the mean of two executions; noise is how far these "
+        "lie apart, all cases having been executed once before any is executed again. At speed is the error "
+        "of a simulation that knows how fast the device was during each run (reference steps timed between "
+        "its batches), error that of the forecast, which does not; verdicts go by error. Drift is how "
+        "far those reference steps were from their calibration."
+    ),
+    (
+        "Verdicts: within noise, the error is at most the noise; within the gate, at most the gate that "
+        "was set before the run; within twice the noise, over the gate and at most twice the noise, which "
+        "counts as met because the device itself does not agree with itself any better: on a noisier machine "
+        "more is met this way; outside, neither; no gate, none was set and the error is over the noise; "
+        "inconclusive, the device drifted too far in every try. Band is the range of the simulation at "
+        "step times scaled as the file says, and whether the executed mean is in it."
+    ),
+)

@@ -6,10 +6,12 @@ A *look* is a place in the palette (an int: colour and marker of a series) or th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 class Datum(NamedTuple):
@@ -78,6 +80,17 @@ class Series:
     stepped: bool = False
     quiet: bool = False
     small: bool = False
+
+
+def tooltips(name: str, look: int | str, points: Iterable[Datum]) -> tuple[Series, ...]:
+    """Points that show their numbers when they are pointed at, over a curve or an area; none without points."""
+    points = tuple(points)
+    return (Series(name, look, (points,), joined=False, quiet=True),) if points else ()
+
+
+def evenly(count: int, most: int) -> Any:
+    """At most ``most`` places among ``count``, evenly spaced, first and last among them: an index array."""
+    return np.unique(np.linspace(0, count - 1, min(most, count)).astype(int))
 
 
 class Curve(NamedTuple):

@@ -22,13 +22,14 @@ from servecast.metrics import latencies, token_gaps
 from servecast.requests import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from servecast.engine import Run
 
+_TOOL = {"tool": "servecast", "tool_version": "servecast"}
 PERCENTILES = {
     "p0p1": 0.1, "p1": 1, "p5": 5, "p10": 10, "p25": 25, "p50": 50, "p75": 75, "p90": 90, "p95": 95, "p99": 99,
     "p99p9": 99.9,
@@ -41,21 +42,18 @@ def llmd_report(
     model: str,
     device: str,
     tensor_parallel: int = 1,
-    tool_version: str = "servecast",
     rate_rps: float | None = None,
     concurrency: int | None = None,
-    description: str = "",
     native: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
     """The report as a dictionary of plain types; ``native`` is what the engine was given (the scenario)."""
     settings = strict(dict(native or {}))
-    tool = {"tool": "servecast", "tool_version": tool_version}
     rate = {} if rate_rps is None or not isfinite(rate_rps) else {"rate_qps": rate_rps}
     users = {} if concurrency is None else {"concurrency": concurrency}
     body: dict[str, Any] = {
         "scenario": {
-            "stack": [_engine(tool, settings, model, device, tensor_parallel)],
-            "load": _load(run, tool, settings, rate | users),
+            "stack": [_engine(settings, model, device, tensor_parallel)],
+            "load": _load(run, settings, rate | users),
         },
         "results": {
             "request_performance": {"aggregate": _performance(run)},
@@ -65,10 +63,10 @@ def llmd_report(
     head = {
         "version": "0.2.1",
         "run": {
-            "uid": hashlib.md5(dumps(body).encode(), usedforsecurity=False).hexdigest(),
-            "eid": hashlib.md5(dumps(settings).encode(), usedforsecurity=False).hexdigest(),
+            "uid": _digest(body),
+            "eid": _digest(settings),
             "time": {"start": _date(0.0), "end": _date(run.end_s), "duration": f"PT{run.end_s:.6f}S"},
-            "description": description or "simulated by servecast: a forecast, not a measurement",
+            "description": "simulated by servecast: a forecast, not a measurement",
             "keywords": ["simulation"],
         },
     }
@@ -81,14 +79,18 @@ def write_llmd(run: Run, path: Path | str, **options: Any) -> None:
     write(path, yaml.safe_dump(llmd_report(run, **options), sort_keys=False, allow_unicode=True))
 
 
-def _engine(tool: dict[str, str], settings: object, model: str, device: str, tensor_parallel: int) -> dict[str, Any]:
+def _digest(value: object) -> str:
+    return hashlib.md5(dumps(value).encode(), usedforsecurity=False).hexdigest()
+
+
+def _engine(settings: object, model: str, device: str, tensor_parallel: int) -> dict[str, Any]:
     """The engine that was simulated."""
     parallelism = {"dp": 1, "dp_local": 1, "workers": 1, "ep": 1, "pp": 1, "tp": tensor_parallel}
     return {
         "metadata": _metadata("servecast-0", settings, "simulated engine"),
         "standardized": {
             "kind": "inference_engine",
-            **tool,
+            **_TOOL,
             "role": "aggregate",
             "replicas": 1,
             "model": {"name": model},
@@ -98,12 +100,12 @@ def _engine(tool: dict[str, str], settings: object, model: str, device: str, ten
     }
 
 
-def _load(run: Run, tool: dict[str, str], settings: object, rates: dict[str, float]) -> dict[str, Any]:
+def _load(run: Run, settings: object, rates: dict[str, float]) -> dict[str, Any]:
     """The requests that it was sent."""
     return {
         "metadata": _metadata("load", settings, "simulated client", labelled=False),
         "standardized": {
-            **tool,
+            **_TOOL,
             "stage": 0,
             "input_seq_len": _distribution(run.requests["prompt_tokens"]),
             "output_seq_len": _distribution(run.requests["output_tokens"]),
@@ -119,7 +121,10 @@ def _performance(run: Run) -> dict[str, Any]:
     done = run.requests["status"] == Status.COMPLETED
     times = latencies(run.requests, run.respond)
     prompts, tokens = (run.requests[name][done] for name in ("prompt_tokens", "generated_tokens"))
-    length = run.end_s or None
+
+    def rate(count: float, units: str) -> dict[str, Any]:
+        return {"units": units, "mean": float(count) / run.end_s if run.end_s else None}
+
     return {
         "requests": {
             "total": len(done),
@@ -128,10 +133,10 @@ def _performance(run: Run) -> dict[str, Any]:
             "output_length": _statistics(tokens, "count"),
         },
         "throughput": {
-            "input_token_rate": _rate(prompts.sum(), length, "tokens/s"),
-            "output_token_rate": _rate(tokens.sum(), length, "tokens/s"),
-            "total_token_rate": _rate(prompts.sum() + tokens.sum(), length, "tokens/s"),
-            "request_rate": _rate(done.sum(), length, "queries/s"),
+            "input_token_rate": rate(prompts.sum(), "tokens/s"),
+            "output_token_rate": rate(tokens.sum(), "tokens/s"),
+            "total_token_rate": rate(prompts.sum() + tokens.sum(), "tokens/s"),
+            "request_rate": rate(done.sum(), "queries/s"),
         },
         "latency": {
             "time_to_first_token": _statistics(times["ttft"][done], "s"),
@@ -155,9 +160,8 @@ def _observed(run: Run) -> dict[str, Any]:
 
 
 def _metadata(label: str, settings: object, description: str, labelled: bool = True) -> dict[str, Any]:
-    number = hashlib.md5(dumps([label, settings]).encode(), usedforsecurity=False).hexdigest()
     named = {"label": label} if labelled else {}
-    return {"schema_version": "0.0.1", **named, "cfg_id": number, "description": description}
+    return {"schema_version": "0.0.1", **named, "cfg_id": _digest([label, settings]), "description": description}
 
 
 def _distribution(tokens: NDArray[Any]) -> dict[str, Any]:
@@ -174,19 +178,13 @@ def _statistics(values: NDArray[Any], units: str) -> dict[str, Any]:
     values = values[~np.isnan(values)]
     if not len(values):
         return {"units": units, "mean": None}
-    ranked = np.percentile(values, list(PERCENTILES.values())).tolist()
-    return {
-        "units": units,
-        "mean": float(values.mean()),
-        "stddev": float(values.std()),
-        "min": float(values.min()),
-        **dict(zip(PERCENTILES, ranked, strict=True)),
-        "max": float(values.max()),
-    }
+    ranked = np.percentile(values, [0, *PERCENTILES.values(), 100]).tolist()
+    return {"units": units, "mean": float(values.mean()), "stddev": float(values.std()), **_ranked(ranked)}
 
 
-def _rate(count: float, length_s: float | None, units: str) -> dict[str, Any]:
-    return {"units": units, "mean": None if length_s is None else float(count) / length_s}
+def _ranked(values: Iterable[float | None]) -> dict[str, float | None]:
+    """The least, the percentiles and the largest under their names."""
+    return dict(zip(("min", *PERCENTILES, "max"), values, strict=True))
 
 
 def _gaps(run: Run) -> dict[str, Any]:
@@ -198,15 +196,8 @@ def _gaps(run: Run) -> dict[str, Any]:
     filled = histogram.counts > 0
     spread = histogram.sums[filled] / histogram.counts[filled] - mean
     stddev = np.sqrt((histogram.counts[filled] * spread**2).sum() / histogram.counts.sum())
-    low, *ranked, high = histogram.percentiles([0, *PERCENTILES.values(), 100])
-    return {
-        "units": "s/token",
-        "mean": mean,
-        "stddev": float(stddev),
-        "min": low,
-        **dict(zip(PERCENTILES, ranked, strict=True)),
-        "max": high,
-    }
+    ranked = histogram.percentiles([0, *PERCENTILES.values(), 100])
+    return {"units": "s/token", "mean": mean, "stddev": float(stddev), **_ranked(ranked)}
 
 
 def _weighted(values: NDArray[Any], seconds: NDArray[np.float64], units: str) -> dict[str, Any]:
@@ -215,14 +206,9 @@ def _weighted(values: NDArray[Any], seconds: NDArray[np.float64], units: str) ->
         return {"units": units, "mean": None}
     order = np.argsort(values, kind="stable")
     upto = np.cumsum(seconds[order]) / seconds.sum()
-    ranked = {name: float(values[order][np.searchsorted(upto, share / 100)]) for name, share in PERCENTILES.items()}
-    return {
-        "units": units,
-        "mean": float(np.average(values, weights=seconds)),
-        "min": float(values.min()),
-        **ranked,
-        "max": float(values.max()),
-    }
+    at = [0, *np.searchsorted(upto, [share / 100 for share in PERCENTILES.values()]), -1]
+    mean = float(np.average(values, weights=seconds))
+    return {"units": units, "mean": mean, **_ranked(values[order][at].astype(float).tolist())}
 
 
 def _date(time_s: float) -> str:

@@ -81,10 +81,10 @@ def _requests(run: Run, start_s: float, end_s: float) -> Iterator[dict[str, Any]
         yield {"ph": "e", "ts": _us(ended_s if isnan(scheduled_s) else scheduled_s), **queue}
         if isnan(scheduled_s):
             continue
-        told_s = ended_s if isnan(first_s) else first_s
-        yield _slice(f"request {id_} prefill", REQUESTS, int(slot), scheduled_s, told_s, **about)
-        if told_s < ended_s:
-            yield _slice(f"request {id_} decode", REQUESTS, int(slot), told_s, ended_s, **about)
+        decode_s = ended_s if isnan(first_s) else first_s
+        yield _slice(f"request {id_} prefill", REQUESTS, int(slot), scheduled_s, decode_s, **about)
+        if decode_s < ended_s:
+            yield _slice(f"request {id_} decode", REQUESTS, int(slot), decode_s, ended_s, **about)
 
 
 def _decisions(run: Run, start_s: float, end_s: float) -> Iterator[dict[str, Any]]:
@@ -116,13 +116,5 @@ def _kind(shape: dict[str, Any]) -> str:
 
 def _crashes(run: Run) -> Iterator[dict[str, Any]]:
     for event in run.oom:
-        about = event._asdict()
-        yield {
-            "ph": "i",
-            "s": "g",
-            "name": "out of memory",
-            "pid": ENGINE,
-            "tid": 0,
-            "ts": _us(event.time_s),
-            "args": about,
-        }
+        about = {"ts": _us(event.time_s), "args": event._asdict()}
+        yield {"ph": "i", "s": "g", "name": "out of memory", "pid": ENGINE, "tid": 0, **about}

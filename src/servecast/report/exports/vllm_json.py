@@ -56,6 +56,10 @@ def vllm_metrics(
 ) -> dict[str, Any]:
     """vLLM's metrics of ``answers`` over ``duration_s``; ``slo_ms`` maps ttft, tpot and e2el to targets [ms]."""
     good = [at for at, error in enumerate(answers.errors) if not error]
+
+    def rate(count: float) -> float | None:
+        return count / duration_s if duration_s > 0 else None
+
     outputs = np.array([answers.output_lens[at] for at in good], np.int64)
     ttfts = np.array([answers.ttfts[at] for at in good])
     e2els = np.array([answers.latencies[at] for at in good])
@@ -63,9 +67,6 @@ def vllm_metrics(
     tpots = np.where(several, (e2els - ttfts) / np.maximum(outputs - 1, 1), 0.0)
     itls = np.concatenate([np.empty(0), *(np.asarray(answers.itls[at], float) for at in good)])
     total_input, total_output = sum(answers.input_lens[at] for at in good), int(outputs.sum())
-
-    def rate(count: float) -> float | None:
-        return count / duration_s if duration_s > 0 else None
 
     goodput = None
     if slo_ms:
@@ -89,23 +90,18 @@ def vllm_metrics(
     }
     measured = {"ttft": ttfts, "tpot": tpots[several], "itl": itls, "e2el": e2els}
     for name, values in measured.items():
-        figures |= _statistics(
-            name, values if answers.streamed or name in ("ttft", "e2el") else values[:0], percentiles
-        )
+        kept = values if answers.streamed or name in ("ttft", "e2el") else values[:0]
+        figures |= _statistics(name, kept, percentiles)
     return figures
 
 
 def _statistics(name: str, seconds: Any, percentiles: Sequence[float]) -> dict[str, float | None]:
     ms = seconds * 1000
-    some = len(ms) > 0
-    figures = {
-        f"mean_{name}_ms": float(ms.mean()) if some else None,
-        f"median_{name}_ms": float(np.median(ms)) if some else None,
-        f"std_{name}_ms": float(ms.std()) if some else None,
-    }
-    return figures | {
-        f"p{percent:g}_{name}_ms": float(np.percentile(ms, percent)) if some else None for percent in percentiles
-    }
+    names = [f"{statistic}_{name}_ms" for statistic in ("mean", "median", "std", *(f"p{p:g}" for p in percentiles))]
+    if not len(ms):
+        return dict.fromkeys(names)
+    figures = (ms.mean(), np.median(ms), ms.std(), *np.percentile(ms, percentiles))
+    return dict(zip(names, map(float, figures), strict=True))
 
 
 def _peaks(answers: Answers, good: list[int]) -> dict[str, float | None]:
@@ -121,10 +117,8 @@ def _peaks(answers: Answers, good: list[int]) -> dict[str, float | None]:
         np.add.at(tokens, np.minimum(times.astype(np.int64), len(tokens) - 1), 1)
         present[int(since)] += 1
         present[int(since + answers.latencies[at]) + 1] -= 1
-    return {
-        "max_output_tokens_per_s": float(tokens.max()),
-        "max_concurrent_requests": int(np.cumsum(present).max()),
-    }
+    most = int(np.cumsum(present).max())
+    return {"max_output_tokens_per_s": float(tokens.max()), "max_concurrent_requests": most}
 
 
 def answers_of(run: Run) -> Answers:
@@ -152,7 +146,6 @@ def vllm_result(
     *,
     model_id: str,
     request_rate: float = inf,
-    burstiness: float = 1.0,
     max_concurrency: int | None = None,
     slo_ms: Mapping[str, float] | None = None,
     percentiles: Sequence[float] = PERCENTILES,
@@ -169,31 +162,32 @@ def vllm_result(
     queued = np.where(done, requests["scheduled_s"] - requests["sent_s"], 0.0)
     ends = requests["finish_s"][done]
     duration_s = float(ends.max() - requests["sent_s"].min()) if len(ends) else run.end_s
-    result: dict[str, Any] = {
-        "date": "19700101-000000",
-        "endpoint_type": "simulation",
-        "backend": "servecast",
-        "label": "servecast",
-        "model_id": model_id,
-        "tokenizer_id": model_id,
-        "num_prompts": len(requests["id"]),
-        **(metadata or {}),
-        "request_rate": "inf" if request_rate == inf else request_rate,
-        "burstiness": burstiness,
-        "max_concurrency": max_concurrency,
-        **vllm_metrics(answers, duration_s, slo_ms=slo_ms, percentiles=percentiles),
-        "input_lens": answers.input_lens,
-        "output_lens": answers.output_lens,
-        "ttfts": answers.ttfts,
-        "itls": answers.itls,
-        "latencies": answers.latencies,
-        "start_times": answers.start_times,
-        "queue_times": queued,
-        "generated_texts": [""] * len(requests["id"]),
-        "errors": answers.errors,
-    }
-    checked: dict[str, Any] = strict(result)
-    return checked
+    result: dict[str, Any] = strict(
+        {
+            "date": "19700101-000000",
+            "endpoint_type": "simulation",
+            "backend": "servecast",
+            "label": "servecast",
+            "model_id": model_id,
+            "tokenizer_id": model_id,
+            "num_prompts": len(requests["id"]),
+            **(metadata or {}),
+            "request_rate": "inf" if request_rate == inf else request_rate,
+            "burstiness": 1.0,
+            "max_concurrency": max_concurrency,
+            **vllm_metrics(answers, duration_s, slo_ms=slo_ms, percentiles=percentiles),
+            "input_lens": answers.input_lens,
+            "output_lens": answers.output_lens,
+            "ttfts": answers.ttfts,
+            "itls": answers.itls,
+            "latencies": answers.latencies,
+            "start_times": answers.start_times,
+            "queue_times": queued,
+            "generated_texts": [""] * len(requests["id"]),
+            "errors": answers.errors,
+        }
+    )
+    return result
 
 
 def write_vllm(run: Run, path: Path | str, **options: Any) -> None:
