@@ -64,6 +64,7 @@ class Fleet(NamedTuple):
 class Option:
     """One configuration and what it can do.
 
+    policy : its name; empty where the point of the search is no scenario
     refused : why it cannot serve the target ("" if it can)
     capacity : highest load within the goal, of ``replicas``; None if there is none
     rate : requests a second that the highest load is
@@ -111,6 +112,7 @@ class Option:
     extrapolated: float | None = None
     beyond: str = ""
     interval: str = ""
+    policy: str = ""
     drawn: tuple[tuple[float, float], ...] = field(default=(), repr=False)
 
     @property

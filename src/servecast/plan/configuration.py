@@ -58,6 +58,7 @@ class Configuration:
     changed: dict[str, Any]
     store: Store | None = None
     requests: int | None = None
+    policy: str = ""
     _samples: dict[str, Sample] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property

@@ -182,9 +182,10 @@ def _configurations(scenario: Scenario, search: Search, store: Store | None) -> 
             if same in seen:
                 continue
             seen.add(same)
-            label = ", ".join(part for part in (scenario.labels()[at], point.label) if part)
+            policy = scenario.labels()[at]
+            label = ", ".join(part for part in (policy, point.label) if part)
             router = here.router or "least_outstanding"
-            yield Configuration(label, here, at, here.replicas or 1, router, point.swept, store)
+            yield Configuration(label, here, at, here.replicas or 1, router, point.swept, store, policy=policy)
 
 
 def _points(scenario: Scenario, search: Search) -> list[Point | Option]:
@@ -246,7 +247,7 @@ def _survey(configuration: Configuration) -> Option:
         split = scenario.engine.tensor_parallel_size or 1
         return Option(
             configuration.label, configuration.changed, device, scenario.profile is not None, split, load.unit, target,
-            configuration.replicas, _reason(error),
+            configuration.replicas, _reason(error), policy=configuration.policy,
         )  # fmt: skip
     seeds = configuration.seeds()
     configuration, found = settled(configuration, seeds)
@@ -254,6 +255,7 @@ def _survey(configuration: Configuration) -> Option:
         configuration.label, configuration.changed, served.device.name, served.cost.calibrated,
         served.tensor_parallel, load.unit, target, configuration.replicas,
         usd_per_hour=configuration.usd_per_hour,
+        policy=configuration.policy,
         saturation=saturation(configuration, seeds),
         requests=configuration.varied(replicas=1).sent,
         drift=found.drift,

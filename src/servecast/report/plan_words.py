@@ -11,7 +11,7 @@ from servecast.metrics import LATENCIES
 from servecast.text import BLANK, number, short_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Sequence
 
     from servecast.plan.answer import Option, Plan
     from servecast.plan.uncertainty import Estimate
@@ -101,49 +101,21 @@ def shortened(plan: Plan) -> tuple[Plan, str]:
 
 def _short_names(options: Sequence[Option]) -> tuple[dict[str, str], str]:
     """A short name for each label, and what is left out of all of them; the labels themselves where that is unclear."""
-    whole = {option.label: option.label for option in options}
-    policies = {option.label: _policy(option) for option in options}
     changed = {option.label: {key: str(value) for key, value in option.changed.items()} for option in options}
-    if len(options) < 2 or None in policies.values():
-        return whole, ""
-    several = len({policy for policy in policies.values() if policy}) > 1
+    policies = list(dict.fromkeys(option.policy for option in options if option.policy))
     keys = list(dict.fromkeys(key for values in changed.values() for key in values))
     varied = [key for key in keys if len({values.get(key) for values in changed.values()}) > 1]
-    names = {
-        label: ", ".join(
-            ([policies[label] or ""] if several and policies[label] else [])
-            + [
-                values[key] if short_key(key) in _NAMING else f"{_key(key, varied)}={values[key]}"
-                for key in values
-                if key in varied
-            ]
-        )
-        for label, values in changed.items()
-    }  # fmt: skip
-    if len(set(names.values())) < len(names) or not all(names.values()):
-        return whole, ""
-    first = next(iter(changed.values()))
+    ends = [short_key(key) for key in varied]
+    names = {}
+    for option in options:
+        parts = [option.policy] if option.policy and len(policies) > 1 else []
+        for key, value in changed[option.label].items():
+            if key in varied:
+                name = short_key(key) if ends.count(short_key(key)) == 1 else key
+                parts.append(value if short_key(key) in _NAMING else f"{name}={value}")
+        names[option.label] = ", ".join(parts)
+    if len(options) < 2 or len(set(names.values())) < len(names) or not all(names.values()):
+        return {label: label for label in names}, ""
+    first = changed[options[0].label]
     shared = [f"{short_key(key)}={first[key]}" for key in keys if key not in varied]
-    alone = [] if several else [policy for policy in dict.fromkeys(policies.values()) if policy]
-    return names, ", ".join([*alone, *shared])
-
-
-def _key(key: str, keys: Sequence[str]) -> str:
-    """The last part of a key, or all of it where another key ends alike."""
-    return short_key(key) if [short_key(other) for other in keys].count(short_key(key)) == 1 else key
-
-
-def _policy(option: Option) -> str | None:
-    """What an option's label says before its changed keys; None where the label was not made of these."""
-    for changes in _changes(option.changed):
-        if option.label == changes:
-            return "" if changes else option.label
-        if changes and option.label.endswith(f", {changes}"):
-            return option.label.removesuffix(f", {changes}")
-    return None if option.changed else option.label
-
-
-def _changes(changed: Mapping[str, object]) -> Iterator[str]:
-    """The changes as a label has them: with whole keys where two end alike, or with short ones all the same."""
-    yield ", ".join(f"{_key(key, list(changed))}={value}" for key, value in changed.items())
-    yield ", ".join(f"{short_key(key)}={value}" for key, value in changed.items())
+    return names, ", ".join([*(policies if len(policies) == 1 else ()), *shared])
