@@ -103,8 +103,8 @@ def sentence(name: str, most: float, found: Sequence[Extrapolation]) -> str:
     """How far some runs went beyond the measurements, and for which share of their busy time at most."""
     factors: dict[str, float] = {}
     for each in found:
-        for name, factor in each.factors.items():
-            factors[_LARGER[name]] = max(factor, factors.get(_LARGER[name], 1.0))
+        for field, factor in each.factors.items():
+            factors[_LARGER[field]] = max(factor, factors.get(_LARGER[field], 1.0))
     farthest_first = sorted(factors, key=factors.__getitem__, reverse=True)[:_NAMED]
     larger = [f"{words} ({number(factors[words], 2)} times)" for words in farthest_first]
     unseen = [_UNSEEN[kind] for kind in dict.fromkeys(kind for each in found for kind in each.kinds)]
