@@ -34,10 +34,11 @@ SCENARIO = "scenario.yaml"
 _SHORT = ("summary", "tenants", "oom")  # tables that people open
 #: What a results folder has from us: figures and tables of an earlier run are not carried over.
 _OURS = (".png", ".svg", ".csv.gz", ".parquet", "/" + SCENARIO, "/report.html", *(f"/{name}.csv" for name in _SHORT))
+FREE_SPACE = "free space or choose another place"
 
 
 @contextmanager
-def writing(place: Path | str, remedy: str = "free space or choose another place") -> Iterator[None]:
+def writing(place: Path | str, remedy: str = FREE_SPACE) -> Iterator[None]:
     """Turns a full disk, or a place that cannot be written, into an InputError: ``place: ...; remedy``."""
     try:
         yield
@@ -68,9 +69,9 @@ def whole(path: Path, sync: bool = True) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def write(path: Path | str, content: str | bytes | Iterable[str]) -> None:
+def write(path: Path | str, content: str | bytes | Iterable[str], remedy: str = FREE_SPACE) -> None:
     """Writes a whole file; a place that cannot be written is an InputError."""
-    with writing(path), whole(Path(path)) as partial, partial.open("wb") as file:
+    with writing(path, remedy), whole(Path(path)) as partial, partial.open("wb") as file:
         parts = [content] if isinstance(content, bytes | str) else content
         file.writelines(part if isinstance(part, bytes) else part.encode() for part in parts)
 

@@ -18,10 +18,9 @@ a decode step and a prompt are timed at full depth first, and a cut that is more
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,7 +31,7 @@ from servecast.calibration import whole_steps
 from servecast.calibration.fit import Report
 from servecast.cost import physics
 from servecast.cost.model import Domain, step_kind
-from servecast.cost.profile import Coefficient, LeftOut, Tables, TabulatedProfile, provenance, rounded
+from servecast.cost.profile import Coefficient, LeftOut, Tables, TabulatedProfile, error_cells, provenance, rounded
 from servecast.device import footprint, grid, machine
 from servecast.device.calibration_files import COLUMNS, REFERENCES, Files
 from servecast.device.limit import out_of_memory
@@ -145,25 +144,21 @@ def calibrate(request: Request, progress: Callable[[Progress], None] = lambda pr
 
 def _check(request: Request, device: torch.device, dtype: str) -> None:
     machine.refuse_dtype(dtype, device, "--dtype")
-    if request.layers is not None and not 0 < request.layers <= request.model.layers:
-        raise InputError(
-            "--layers", f"{request.layers} is outside 1 to {request.model.layers}, the layers of {request.model.name}"
-        )
+    model, layers = request.model, request.layers
+    if layers is not None and not 0 < layers <= model.layers:
+        raise InputError("--layers", f"{layers} is outside 1 to {model.layers}, the layers of {model.name}")
     if not request.budget_s > 0:
         raise InputError("--budget-s", f"{request.budget_s:g} must be > 0; 60 does for a small model on a CPU")
 
 
 def _fitting_limits(request: Request, device: torch.device, dtype: str) -> Limits:
-    """Limits asked for, or defaults cut to what memory holds beside the weights.
-
-    Raises InputError where the weights alone do not fit.
-    """
+    """Limits asked for, or defaults cut to what memory holds. Raises InputError where it does not hold the weights."""
     model = replace(request.model, dtype=dtype, weight_dtype=None)
     layers = request.layers or model.layers
     room = machine.require_room(request.model, dtype, device, "--model", layers)
-    if request.limits is not None:
-        asked = request.limits
-        wanted = asked.rows * asked.length * model.kv_bytes_per_token() * layers / model.layers
+    per_token = model.kv_bytes_per_token() * layers / model.layers
+    if (asked := request.limits) is not None:
+        wanted = asked.rows * asked.length * per_token
         if wanted > 0.8 * room:
             raise InputError(
                 "--max-rows",
@@ -171,9 +166,8 @@ def _fitting_limits(request: Request, device: torch.device, dtype: str) -> Limit
                 f"{room / 1e9:.3g} GB are free beside the weights: give less --max-rows or --max-length",
             )
         return asked
-    longest = min(model.max_position or 1 << 20, 8192 if device.type == "cuda" else 1024)
-    rows, tokens = (256, 8192) if device.type == "cuda" else (32, 2048)
-    per_token = model.kv_bytes_per_token() * layers / model.layers
+    rows, longest, tokens = (256, 8192, 8192) if device.type == "cuda" else (32, 1024, 2048)
+    longest = min(model.max_position or longest, longest)
     while rows > 2 and rows * longest * per_token > 0.6 * room:
         if longest > 2048:
             longest //= 2
@@ -195,20 +189,14 @@ def _built(
 
     try:
         return transformer(
-            request.model,
-            device,
-            dtype,
-            max_positions=limits.length,
-            layers=request.layers,
-            seed=request.seed,
+            request.model, device, dtype, max_positions=limits.length, layers=request.layers, seed=request.seed,
             made=in_time,
-        )
+        )  # fmt: skip
     except RuntimeError as error:
         if not out_of_memory(error):
             raise
-        raise InputError(
-            "--model", f"{request.model.name} does not fit into the memory of {request.device}: use fewer --layers"
-        ) from None
+        problem = f"{request.model.name} does not fit into the memory of {request.device}: use fewer --layers"
+        raise InputError("--model", problem) from None
 
 
 def _identity(request: Request, dtype: str, spec: DeviceSpec, limits: Limits) -> dict[str, Any]:
@@ -218,7 +206,7 @@ def _identity(request: Request, dtype: str, spec: DeviceSpec, limits: Limits) ->
         "device": spec.name,
         "dtype": dtype,
         "layers": request.layers or request.model.layers,
-        "limits": {"rows": limits.rows, "length": limits.length, "tokens": limits.tokens},
+        "limits": asdict(limits),
         "graphs": request.graphs and request.device != "cpu",
         "rounds": request.rounds,
         "seed": request.seed,
@@ -228,11 +216,8 @@ def _identity(request: Request, dtype: str, spec: DeviceSpec, limits: Limits) ->
 def _layers_scaled(
     request: Request, device: torch.device, dtype: str, steps: Steps, limits: Limits, deadline: float
 ) -> dict[str, float] | None:
-    """Scaled-up time over that at full depth, less 1, of a decode step and a prompt; None without a cut, or without the
-    memory for all layers.
-
-    Raises InputError where the cut is too far off.
-    """
+    """Scaled-up time over that at full depth, less 1, of a decode step and a prompt; None without a cut, or the memory
+    for all layers. Raises InputError where the cut is too far off."""
     if steps.scale == 1:
         return None
     try:
@@ -242,9 +227,10 @@ def _layers_scaled(
     except InputError:
         return None  # the reason to cut it
     prompt = grid.Point(((0, min(limits.length, limits.tokens)),))
-    found = {}
-    for name, point in (("decode", grid.references(limits)["decode"]), ("prefill", prompt)):
-        found[name] = steps.time(point, deadline).seconds / full.time(point, deadline).seconds - 1
+    found = {
+        name: steps.time(point, deadline).seconds / full.time(point, deadline).seconds - 1
+        for name, point in (("decode", grid.references(limits)["decode"]), ("prefill", prompt))
+    }
     worst = max(found.values(), key=abs)
     if abs(worst) > LAYERS_OFF:
         raise InputError(
@@ -259,16 +245,16 @@ def _layers_scaled(
 
 
 def _measure(
-    request: Request,
-    limits: Limits,
-    steps: Steps,
-    files: Files,
-    deadline: float,
+    request: Request, limits: Limits, steps: Steps, files: Files, deadline: float,
     progress: Callable[[Progress], None],
-) -> bool:
+) -> bool:  # fmt: skip
     """Measure every point in every round that is not in the files yet; whether there was time for all."""
-    work = _work(request, limits)
-    done = {(row["rows"], row["round"]) for row in files.rows([point for _, point in work])}
+    points = grid.points(limits, seed=request.seed)
+    draw = np.random.default_rng(request.seed + 1)
+    work = [(0, point) for point in points]
+    for number in range(1, request.rounds):
+        work += [(number, points[i]) for i in draw.permutation(len(points))]
+    done = {(row["rows"], row["round"]) for row in files.rows(points)}
     left = [(number, point) for number, point in work if (point.label, number) not in done]
     references = grid.references(limits)
     references_s: dict[str, float] = {}
@@ -281,35 +267,20 @@ def _measure(
         taken = steps.time(point, deadline)
         files.write(_row(point, number, taken, references_s))
         rate = (time.monotonic() - begun) / (at + 1)
-        remaining = min(rate * (len(left) - at - 1), deadline - time.monotonic())
-        progress(
-            Progress(first + at + 1, len(work), max(0.0, remaining), f"{point.label}: {taken.seconds * 1e3:.3g} ms")
-        )
+        remaining = max(0.0, min(rate * (len(left) - at - 1), deadline - time.monotonic()))
+        progress(Progress(first + at + 1, len(work), remaining, f"{point.label}: {taken.seconds * 1e3:.3g} ms"))
     return True
-
-
-def _work(request: Request, limits: Limits) -> list[tuple[int, Point]]:
-    points = grid.points(limits, seed=request.seed)
-    draw = np.random.default_rng(request.seed + 1)
-    work = [(0, point) for point in points]
-    for number in range(1, request.rounds):
-        work += [(number, points[i]) for i in draw.permutation(len(points))]
-    return work
 
 
 def _row(point: Point, number: int, taken: Timing, references_s: Mapping[str, float]) -> dict[str, Any]:
     return {
-        "seconds": taken.seconds,
+        **taken._asdict(),
+        "spread": rounded(taken.spread, 4),
         "iterations": 1,
         **point.shape._asdict(),
         "part": point.part,
         "rows": point.label,
         "round": number,
-        "repeats": taken.repeats,
-        "dropped": taken.dropped,
-        "least_s": taken.least_s,
-        "most_s": taken.most_s,
-        "spread": rounded(taken.spread, 4),
         **{REFERENCES[name]: seconds for name, seconds in references_s.items()},
     }
 
@@ -333,10 +304,9 @@ def _memory(model: Transformer, steps: Steps, limits: Limits, spec: ModelSpec) -
 
 def activations(ragged: Ragged, limits: Limits) -> footprint.Activations:
     """Peak activations of steps, measured on small ones."""
-    some = [(16, 1), (64, 1), (256, 1), (64, 4), (64, 8), (1, 1), (1, 8), (1, 32)]
     peaks = []
     eager = replace(ragged, graphs=False)
-    for new, rows in some:
+    for new, rows in ((16, 1), (64, 1), (256, 1), (64, 4), (64, 8), (1, 1), (1, 8), (1, 32)):
         if rows <= limits.rows and new <= limits.length and rows * new <= limits.tokens:
             point = grid.Point(((0 if new > 1 else min(16, limits.length - 1), new),) * rows)
             tokens = torch.zeros(new * rows, dtype=torch.int64, device=ragged.model.device)
@@ -402,18 +372,11 @@ def _finished(
     facts["intervals"] = intervals(steps[grid_rows])
     facts["coverage"] = coverage(facts["intervals"], held_out)
     facts["steps"] = {"grid": len(seen), "held_out": len(held_out), "rounds": int(raw["round"].max()) + 1}
-    profile = profile.model_copy(
-        update={
-            "held_out": tuple(
-                LeftOut(
-                    operator="whole step",
-                    along=e["regime"],
-                    **{key: value for key, value in e.items() if key != "regime"},
-                )
-                for e in facts["held_out"]
-            )
-        }
-    )
+
+    def left_out(regime: str, **figures: Any) -> LeftOut:
+        return LeftOut(operator="whole step", along=regime, **figures)
+
+    profile = profile.model_copy(update={"held_out": tuple(left_out(**e) for e in facts["held_out"])})
     files.save(profile)  # first: facts that say "complete" are of a profile that is there
     files.note(facts)
     return Calibration(profile, steps, facts, complete)
@@ -426,9 +389,8 @@ def _refuse_impossible(request: Request, spec: DeviceSpec, dtype: str, seen: pd.
     floor = physics.floor_seconds(shapes(seen), replace(request.model, dtype=dtype), spec)
     ratio = float(np.median(seen["seconds"].to_numpy() / floor))
     if ratio < 1:
-        raise InputError(
-            "--as", f"the median step takes {ratio:.2f} of the least time that {spec.name} needs: name the right GPU"
-        )
+        problem = f"the median step takes {ratio:.2f} of the least time that {spec.name} needs: name the right GPU"
+        raise InputError("--as", problem)
 
 
 def _fit_grid(
@@ -438,21 +400,14 @@ def _fit_grid(
     shape = shapes(seen)
     found = whole_steps.fit(shape, seen["seconds"].to_numpy(), request.seed)
     limits = grid.Limits(**facts["identity"]["limits"])
-    domain = Domain.of(shape)
-    contained = Coefficient(
-        value=0.0,
-        unit="s",
-        low=0.0,
-        high=0.0,
-        identified=False,
-        how="contained in the tables, which are of whole steps",
-    )
+    how = "contained in the tables, which are of whole steps"
+    contained = Coefficient.of(0.0, 0.0, 0.0, "s", identified=False, how=how)
     return TabulatedProfile(
         name=request.output.stem,
         model=request.model.name,
         device=spec.name,
         host={"step_s": contained, "row_s": contained},
-        domain={kind: dict(box) for kind, box in domain.boxes.items()},  # type: ignore[misc]  # kinds are STEP_KINDS
+        domain=Domain.of(shape).boxes,  # type: ignore[arg-type]  # kinds are STEP_KINDS
         memory_bytes={name: float(round(value)) for name, value in facts["memory"].items()},
         notes=tuple(_notes(request, found, facts, dtype)),
         provenance=provenance(
@@ -465,10 +420,7 @@ def _fit_grid(
             seed=request.seed,
             rows_each=1,
         ),
-        # Through JSON, because there a list stands for a tuple.
-        tables=Tables.model_validate_json(
-            json.dumps(found.tables(limits.rows, limits.length, limits.tokens, limits.length))
-        ),
+        tables=Tables(**found.tables(limits.rows, limits.length, limits.tokens, limits.length)),
     )
 
 
@@ -499,13 +451,10 @@ def _notes(request: Request, found: whole_steps.WholeSteps, facts: dict[str, Any
 def report(calibration: Calibration) -> Report:
     """What the command prints: quality beside noise, roofs, memory, and what the reader should know."""
     facts, profile = calibration.facts, calibration.profile
-    noisy = facts["noise"]
-    floor = "-" if noisy["median"] is None else f"{noisy['median']:.2%}"
-    quality = [
-        (e["regime"], str(e["count"]), f"{e['median']:.2%}", f"{e['p95']:.2%}", f"{e['signed_mean']:+.2%}", floor)
-        for e in facts["held_out"]
-    ]
-    roofs, memory = facts["ceilings"], facts["memory"]
+    noisy = facts["noise"]["median"]
+    floor = "-" if noisy is None else f"{noisy:.2%}"
+    quality = tuple((e.along, str(e.count), *error_cells(e), floor) for e in profile.held_out)
+    roofs, memory, padded = facts["ceilings"], facts["memory"], facts["padded_over_ragged"]
     measured = [
         ("copy bandwidth", f"{roofs['copy_Bps'] / 1e9:.1f} GB/s"),
         ("matrix product", f"{roofs['matmul_flops'] / 1e12:.3f} TFLOP/s"),
@@ -513,14 +462,12 @@ def report(calibration: Calibration) -> Report:
         ("drift of the reference steps", f"{facts['drift']:.1%}"),
         ("held-out steps in their 90 % interval", "-" if facts["coverage"] is None else f"{facts['coverage']:.0%}"),
     ]
-    padded = facts["padded_over_ragged"]
     if padded is not None:
-        measured.append(
-            ("padded over ragged decode", f"{padded['median']:+.1%} ({padded['least']:+.1%} .. {padded['most']:+.1%})")
-        )
+        ratio = f"{padded['median']:+.1%} ({padded['least']:+.1%} .. {padded['most']:+.1%})"
+        measured.append(("padded over ragged decode", ratio))
     heads = ("steps", "count", "median", "p95", "signed mean", "noise floor")
     tables = (
-        Table("steps the fit has not seen", heads, tuple(quality)),
+        Table("steps the fit has not seen", heads, quality),
         Table("measured beside the steps", ("", ""), tuple(measured)),
     )
     return Report(tables, profile.notes)

@@ -14,11 +14,10 @@ from typing import IO, TYPE_CHECKING, Any
 from servecast.batch import StepShape
 from servecast.cost.profile import dump
 from servecast.errors import InputError
-from servecast.files import dumps, lock, whole, writing
+from servecast.files import dumps, lock, write, writing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from contextlib import AbstractContextManager
     from pathlib import Path
     from types import TracebackType
 
@@ -37,6 +36,7 @@ COLUMNS = (
 _WHOLE = ("iterations", *StepShape._fields, "round", "repeats", "dropped")
 _TIMES = ("seconds", "least_s", "most_s", *REFERENCES.values())
 _SAME_MACHINE = ("processor", "gpu", "torch", "threads")
+_ROOM = "make room and call again, or choose another --output: what was measured is kept"
 _ANEW = "choose another --output, or measure anew with --fresh"
 
 
@@ -55,7 +55,7 @@ class Files:
 
     def __enter__(self) -> Files:
         self._new = not self.steps.exists()
-        with _kept(self.steps):
+        with writing(self.steps, _ROOM):
             self._ours = lock(self.steps)
         if self._ours is None:
             problem = "another calibration is writing here: wait for it, or choose another --output"
@@ -83,7 +83,7 @@ class Files:
             return self._going_on(identity, described)
         elif self.profile.exists():
             raise InputError(str(self.profile), f"stands here without {self.facts.name}: {_ANEW}")
-        with _kept(self.steps), self.steps.open("w", encoding="utf-8", newline="") as file:
+        with writing(self.steps, _ROOM), self.steps.open("w", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerow(COLUMNS)
         self.note(new)
         return new
@@ -112,31 +112,26 @@ class Files:
             facts = json.loads(self.facts.read_text(encoding="utf-8"))
         except ValueError:  # UnicodeDecodeError is one
             facts = None
-        whole = (
-            isinstance(facts, dict)
-            and isinstance(facts.get("identity"), dict)
-            and isinstance(facts.get("machine"), dict)
-            and isinstance(facts.get("complete"), bool)
-            and ("ceilings" in facts) == ("memory" in facts)
-        )
-        if not whole:
+        wanted = {"identity": dict, "machine": dict, "complete": bool}
+        if (
+            not isinstance(facts, dict)
+            or not all(isinstance(facts.get(key), kind) for key, kind in wanted.items())
+            or ("ceilings" in facts) != ("memory" in facts)
+        ):
             raise InputError(str(self.facts), f"is not what a calibration writes: remove it, or {_ANEW}")
-        assert isinstance(facts, dict)
         return facts
 
     def note(self, facts: dict[str, Any]) -> None:
         """Write the facts, never half of them."""
-        with _kept(self.facts), whole(self.facts) as partial:
-            partial.write_text(dumps(facts, indent=2) + "\n", encoding="utf-8")
+        write(self.facts, dumps(facts, indent=2) + "\n", _ROOM)
 
     def save(self, profile: TabulatedProfile) -> None:
         """Write the profile, never half of it."""
-        with _kept(self.profile), whole(self.profile) as partial:
-            partial.write_text(dump(profile), encoding="utf-8")
+        write(self.profile, dump(profile), _ROOM)
 
     def write(self, row: dict[str, Any]) -> None:
         """Append one measured step; it is on disk when this returns."""
-        with _kept(self.steps), self.steps.open("a", encoding="utf-8", newline="") as file:
+        with writing(self.steps, _ROOM), self.steps.open("a", encoding="utf-8", newline="") as file:
             csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(row)
 
     def discard(self) -> None:
@@ -155,32 +150,24 @@ class Files:
             raise InputError(str(self.steps), f"is not UTF-8, so no calibration wrote it: {_ANEW}") from None
         if not text.endswith("\n"):
             text = text[: text.rfind("\n") + 1]
-            with _kept(self.steps):
+            with writing(self.steps, _ROOM):
                 self.steps.write_text(text, encoding="utf-8")
         reader = csv.DictReader(text.splitlines())
         if tuple(reader.fieldnames or ()) != COLUMNS:
             raise InputError(f"{self.steps}, line 1", f"is not the heading that a calibration writes: {_ANEW}")
         planned = {point.label: point for point in points}
-        found: list[dict[str, Any]] = []
-        seen: set[tuple[str, int]] = set()
+        found: dict[tuple[str, int], dict[str, Any]] = {}
         for row in reader:
+            line = f"{self.steps}, line {reader.line_num}"
             try:
                 made = _row(row, planned)
             except ValueError as wrong:
-                raise InputError(f"{self.steps}, line {reader.line_num}", f"{wrong}: mend it, or {_ANEW}") from None
+                raise InputError(line, f"{wrong}: mend it, or {_ANEW}") from None
             which = made["rows"], made["round"]
-            if which in seen:
-                raise InputError(
-                    f"{self.steps}, line {reader.line_num}",
-                    f"{which[0]!r} stands twice in round {which[1]}: remove one, or {_ANEW}",
-                )
-            seen.add(which)
-            found.append(made)
-        return found
-
-
-def _kept(path: Path) -> AbstractContextManager[None]:
-    return writing(path, "make room and call again, or choose another --output: what was measured is kept")
+            if which in found:
+                raise InputError(line, f"{which[0]!r} stands twice in round {which[1]}: remove one, or {_ANEW}")
+            found[which] = made
+        return list(found.values())
 
 
 def _row(row: Mapping[str | None, Any], planned: Mapping[str, Point]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import multiprocessing
 import resource
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,15 +57,12 @@ class CliffCase:
     policy: str = "padded"
 
 
-#: A limit on a CPU that a small model reaches in seconds, where none is given.
-CPU_LIMIT_BYTES = 500_000_000
-
-
 def usual_limit_bytes(device: str) -> int:
-    """The memory that a batch may take where nothing is said: nine tenths of a GPU, half a gigabyte on a CPU."""
+    """The memory that a batch may take where nothing is said: nine tenths of a GPU; on a CPU half a gigabyte, which a
+    small model reaches in seconds."""
     opened = open_device(device)
     if opened.type == "cpu":
-        return CPU_LIMIT_BYTES
+        return 500_000_000
     return int(0.9 * torch.cuda.get_device_properties(opened).total_memory)
 
 
@@ -106,22 +104,21 @@ class Forecast(NamedTuple):
 
     def most(self, limit: float, most: int) -> int:
         """The most rows whose peak is within ``limit``; 0 if one is too many."""
-        low, high = 0, most
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.bytes(middle) <= limit else (low, middle - 1)
-        return low
+        return bisect_right(range(1, most + 1), limit, key=self.bytes)
 
 
 def cliff(case: CliffCase, progress: Callable[[Try], None] = lambda made: None) -> Cliff:
-    """Forecast, then find by running.
-
-    Raises InputError for a limit in which not one row fits, or in which every batch up to ``most_rows`` does.
-    """
+    """Forecast, then find by running. Raises InputError for a limit that no batch meets, or every one."""
     refuse_unsupported(case.model)
     if case.prompt < 1 or case.output < 1:
         raise InputError("--prompt", f"prompt {case.prompt} and output {case.output} must be at least 1 token each")
-    _require_memory(case)
+    there = machine.memory_bytes(open_device(case.device), catalogue.device("cpu"))
+    if case.limit_bytes > there:
+        raise InputError(
+            "--memory-gb",
+            f"{case.limit_bytes / 1e9:.3g} GB are more than the {there / 1e9:.3g} GB that {case.device} has free: give "
+            "less, this limit would never be met",
+        )
     forecast = forecast_of(case)
     predicted = forecast.most(case.limit_bytes, case.most_rows)
     tries: list[Try] = []
@@ -139,23 +136,10 @@ def cliff(case: CliffCase, progress: Callable[[Try], None] = lambda made: None) 
             f"({forecast.bytes(1) / 1e9:.3g} GB are forecast): give more memory or shorter rows",
         )
     if found == case.most_rows:
-        raise InputError(
-            "--memory-gb",
-            f"{case.limit_bytes / 1e9:.3g} GB hold {found} rows, the most that is tried: give less memory",
-        )
+        problem = f"{case.limit_bytes / 1e9:.3g} GB hold {found} rows, the most that is tried: give less memory"
+        raise InputError("--memory-gb", problem)
     peak = next(t.peak_bytes for t in tries if t.rows == found and t.fitted)
     return Cliff(predicted, forecast.bytes(predicted), found, forecast.bytes(found), peak, tuple(tries))
-
-
-def _require_memory(case: CliffCase) -> None:
-    device = open_device(case.device)
-    there = machine.memory_bytes(device, catalogue.device("cpu"))
-    if case.limit_bytes > there:
-        raise InputError(
-            "--memory-gb",
-            f"{case.limit_bytes / 1e9:.3g} GB are more than the {there / 1e9:.3g} GB that {case.device} has free: give "
-            "less, this limit would never be met",
-        )
 
 
 def forecast_of(case: CliffCase) -> Forecast:
@@ -166,11 +150,9 @@ def forecast_of(case: CliffCase) -> Forecast:
         model = transformer(case.model, device, case.dtype, max_positions=small.length, layers=1)
         ragged = Ragged(model, KVCache(model, small.rows, small.length), graphs=False)
         found = activations(ragged, small)
-        one_layer = replace(case.model, dtype=case.dtype)
-        whole = one_layer.weight_bytes()
-        kv = one_layer.kv_bytes_per_token()
-        rotary = 2 * (case.prompt + case.output) * case.model.head_dim * model.dtype.itemsize
-    return Forecast(whole + rotary, kv * (case.prompt + case.output), found, case.prompt)
+    computed, length = replace(case.model, dtype=case.dtype), case.prompt + case.output
+    rotary = 2 * length * case.model.head_dim * model.dtype.itemsize
+    return Forecast(computed.weight_bytes() + rotary, computed.kv_bytes_per_token() * length, found, case.prompt)
 
 
 def _bisected(guess: int, most: int, fits: Callable[[int], bool]) -> int:
@@ -178,10 +160,7 @@ def _bisected(guess: int, most: int, fits: Callable[[int], bool]) -> int:
     low, high = 0, most + 1
     rows, step = min(guess, most), 1
     while high - low > 1:
-        if fits(rows):
-            low = rows
-        else:
-            high = rows
+        low, high = (rows, high) if fits(rows) else (low, rows)
         if low and high <= most:
             rows = (low + high) // 2
         elif low:
@@ -230,26 +209,24 @@ def _child(case: CliffCase, rows: int, pipe: Connection) -> None:
 
 def _run(case: CliffCase, rows: int) -> int | None:
     """The whole of a batch within the limit; its peak bytes."""
-    device = open_device(case.device)
-    on_cpu = device.type == "cpu"
+    device, length = open_device(case.device), case.prompt + case.output
     before = _limited(case, device)
-    model = transformer(case.model, device, case.dtype, max_positions=case.prompt + case.output)
-    cache = KVCache(model, rows, case.prompt + case.output)
+    model = transformer(case.model, device, case.dtype, max_positions=length)
+    cache = KVCache(model, rows, length)
     tokens = torch.zeros((rows, case.prompt), dtype=torch.int64, device=device)
-    last = case.prompt + case.output - 1
     if POLICIES[case.policy].rectangle:
         padded = Padded(model, cache)
         padded.begin([case.prompt] * rows)
         following = padded.prefill(tokens)
         del tokens
-        padded.padded = last
+        padded.padded = length - 1
         padded.decode(following)
     else:
         ragged = Ragged(model, cache, graphs=False)
         following = ragged.step([grid.Span(row, 0, case.prompt) for row in range(rows)], tokens.flatten())
         del tokens
-        ragged.step([grid.Span(row, last, 1) for row in range(rows)], following)
-    if on_cpu:
+        ragged.step([grid.Span(row, length - 1, 1) for row in range(rows)], following)
+    if device.type == "cpu":
         return status_bytes("VmPeak") - before
     torch.cuda.synchronize(device)
     return int(torch.cuda.max_memory_allocated(device))

@@ -41,14 +41,8 @@ class DeviceExecutor:
 
     def __init__(
         self,
-        model: Transformer,
-        *,
-        slots: int,
-        max_length: int,
-        padded: bool,
-        seed: int = 0,
-        limit: Limit | None = None,
-    ) -> None:
+        model: Transformer, *, slots: int, max_length: int, padded: bool, seed: int = 0, limit: Limit | None = None,
+    ) -> None:  # fmt: skip
         self.model = model
         self.limit = limit
         self.longest = max_length
@@ -84,21 +78,19 @@ class DeviceExecutor:
             if self.cache.reserved is not None:
                 self.cache.reserved.grow([(slot, self.longest) for slot in range(self.cache.slots)])
             for _ in range(2):
-                for rows in range(1, self.cache.slots + 1):
-                    tokens = torch.zeros(rows, dtype=torch.int64, device=self.model.device)
-                    self.ragged.step([Span(slot, 1, 1) for slot in range(rows)], tokens)
-                length = 8
-                while length <= self.longest:
-                    tokens = torch.zeros(length, dtype=torch.int64, device=self.model.device)
-                    self.ragged.step([Span(0, 0, length)], tokens)
-                    length *= 2
+                decodes = [[Span(slot, 1, 1) for slot in range(rows)] for rows in range(1, self.cache.slots + 1)]
+                prompts = [[Span(0, 0, 8 << times)] for times in range((self.longest // 8).bit_length())]
+                for spans in (*decodes, *prompts):
+                    tokens = torch.zeros(sum(s.new for s in spans), dtype=torch.int64, device=self.model.device)
+                    self.ragged.step(spans, tokens)
             if self.cache.reserved is not None:
                 self.cache.reserved.release()
 
     def _run_ragged(self, batch: Batch, until: float) -> Measured:
         rows = list(batch.rows(batch))
         owed = len(batch.prefill)  # the first rows prefill; only they can be of several tokens
-        spans = [Span(_slot(row.sequence), row.cached, row.new) for row in rows]
+        spans = [Span(row.sequence.slot, row.cached, row.new) for row in rows if row.sequence.slot is not None]
+        assert len(spans) == len(rows), "a row of the batch has no slot"
         histories = [self._history(row.sequence) for row in rows]
         samples = [at >= owed or row.cached + row.new == row.sequence.tokens for at, row in enumerate(rows)]
         inputs = [t for h, span in zip(histories, spans, strict=True) for t in h[span.cached : span.cached + span.new]]
@@ -158,11 +150,6 @@ class DeviceExecutor:
         return history
 
 
-def _slot(sequence: Served) -> int:
-    assert sequence.slot is not None, f"{sequence} does not run"
-    return sequence.slot
-
-
 def allocated(model: Transformer, slots: int, max_length: int, growing: bool = False) -> KVCache:
     """A KV cache, or one line on why it cannot be had."""
     try:
@@ -170,12 +157,10 @@ def allocated(model: Transformer, slots: int, max_length: int, growing: bool = F
     except (RuntimeError, OSError) as error:
         if not isinstance(error, OSError) and not out_of_memory(error):
             raise
-        wanted = slots * max_length * model.spec.kv_bytes_per_token() / 1e9
-        raise InputError(
-            "device",
-            f"no memory for a KV cache of {slots} rows of {max_length} tokens ({wanted:.1f} GB): "
-            "use fewer or shorter rows",
-        ) from None
+        size = (
+            f"{slots} rows of {max_length} tokens ({slots * max_length * model.spec.kv_bytes_per_token() / 1e9:.1f} GB)"
+        )
+        raise InputError("device", f"no memory for a KV cache of {size}: use fewer or shorter rows") from None
 
 
 def stepped(step: Callable[[], float], iterations: int, until: float) -> Measured:
@@ -183,7 +168,7 @@ def stepped(step: Callable[[], float], iterations: int, until: float) -> Measure
     one that the device has no memory for. Raises RanOutError if that is the first."""
     taken: list[float] = []
     elapsed = 0.0
-    while len(taken) < iterations:
+    while len(taken) < iterations and elapsed < until - SAME_INSTANT_S:
         try:
             taken.append(step())
         except RanOutError:
@@ -191,6 +176,4 @@ def stepped(step: Callable[[], float], iterations: int, until: float) -> Measure
                 raise
             break
         elapsed += taken[-1]
-        if elapsed >= until - SAME_INSTANT_S:
-            break
     return Measured(taken)

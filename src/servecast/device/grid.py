@@ -10,12 +10,13 @@ order is such that a run cut short can be fitted: extremes first, then a shuffle
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import count, groupby, takewhile
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from servecast.batch import StepShape, causal_pairs
+from servecast.cost.model import step_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,8 +85,7 @@ def points(limits: Limits, held_out: int = 40, seed: int = 0) -> list[Point]:
     rest = [point for point in grid if point not in extremes]
     seen = {point.rows for point in grid}
     unseen = dict.fromkeys(_random(limits, held_out, draw, "held_out"))
-    random = [point for point in unseen if point.rows not in seen]
-    following = [*rest, *random]
+    following = [*rest, *(point for point in unseen if point.rows not in seen)]
     return [*extremes, *(following[i] for i in draw.permutation(len(following)))]
 
 
@@ -119,13 +119,9 @@ def _grid(limits: Limits) -> Iterator[Point]:
     # Powers of two, and three times them: the same tokens in fewer and more rows tell rows from tokens.
     for rows in (1, 2, 3, 4, 8, 16, 32, 64):
         for new in _doubled(8, limits.length):
-            if (
-                rows <= limits.rows
-                and new > 1
-                and rows * new <= limits.tokens
-                and (rows <= 2 or rows * new <= limits.tokens // 2)
-                and (rows <= 4 or new <= limits.length // 4)
-            ):
+            most_tokens = limits.tokens if rows <= 2 else limits.tokens // 2
+            most_new = limits.length if rows <= 4 else limits.length // 4
+            if rows <= limits.rows and 1 < new <= most_new and rows * new <= most_tokens:
                 yield Point(((0, new),) * rows)
     for rows in _spaced(1, limits.rows - 1, 4):
         for new in _spaced(8, min(limits.length // 2, limits.tokens - rows), 3):
@@ -144,13 +140,11 @@ def _random(limits: Limits, count: int, draw: np.random.Generator, part: Part) -
 
     for number in range(count):
         kind = number % 4
-        decode = (
-            log_uniform(1, limits.rows) if kind < 2 else log_uniform(1, max(1, limits.rows - 4)) if kind == 2 else 0
-        )
+        most_decode = limits.rows if kind < 2 else max(1, limits.rows - 4)
+        decode = log_uniform(1, most_decode) if kind < 3 else 0
         prefill = log_uniform(1, min(8, limits.rows - decode)) if kind >= 2 and decode < limits.rows else 0
         around = log_uniform(8, limits.length)
-        rows = []
-        room = limits.tokens - decode
+        rows, room = [], limits.tokens - decode
         for _ in range(prefill):
             new = min(max(2, int(around * draw.uniform(0.3, 1.0))), room)
             cached = log_uniform(1, limits.length - new) if number % 8 == 6 and new < limits.length else 0
@@ -165,19 +159,14 @@ def _random(limits: Limits, count: int, draw: np.random.Generator, part: Part) -
 
 def _rows(most: int) -> list[int]:
     """Every number up to 4, where matrix-vector kernels give way to others; then about 1.5 times more each."""
-    counts = [
-        rows for rows in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024) if rows <= most
-    ]
-    return counts if counts[-1] == most else [*counts, most]
+    counts = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
+    return sorted({*(rows for rows in counts if rows <= most), most})
 
 
 def _doubled(low: int, high: int) -> list[int]:
     """``low``, twice it, and so on up to ``high``, which closes the list."""
-    found = []
-    while low < high:
-        found.append(low)
-        low *= 2
-    return [*found, high] if high > 1 else []
+    doubled = takewhile(lambda number: number < high, (low << times for times in count()))
+    return [*doubled, high] if high > 1 else []
 
 
 def _spaced(low: int, high: int, count: int) -> list[int]:
@@ -189,17 +178,10 @@ def _spaced(low: int, high: int, count: int) -> list[int]:
 
 def _extreme(point: Point, grid: list[Point]) -> bool:
     """Whether a point is a corner: of its kind, with the fewest or the most rows and the shortest or longest ones."""
-    shape = point.shape
-    if shape.prefill_rows and shape.decode_rows:
+    kind, rows, longest = step_kind(point.shape), len(point.rows), point.shape.max_context
+    if kind == "mixed":
         return False
-    alike = [
-        p.shape
-        for p in grid
-        if bool(p.shape.prefill_rows) == bool(shape.prefill_rows) and not (p.shape.prefill_rows and p.shape.decode_rows)
-    ]
-    rows = {s.prefill_rows + s.decode_rows for s in alike}
-    same = [s.max_context for s in alike if s.prefill_rows + s.decode_rows == shape.prefill_rows + shape.decode_rows]
-    return shape.prefill_rows + shape.decode_rows in (min(rows), max(rows)) and shape.max_context in (
-        min(same),
-        max(same),
-    )
+    alike = [p for p in grid if step_kind(p.shape) == kind]
+    counts = {len(p.rows) for p in alike}
+    same = {p.shape.max_context for p in alike if len(p.rows) == rows}
+    return rows in (min(counts), max(counts)) and longest in (min(same), max(same))

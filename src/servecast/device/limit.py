@@ -72,19 +72,17 @@ class Limit:
         """
         before = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + max(0, room), before[1]))
-        failed: Exception | None = None
         try:
             yield
         except (RuntimeError, MemoryError) as error:
+            resource.setrlimit(resource.RLIMIT_DATA, before)
             if not out_of_memory(error):
                 raise
-            failed = error
+            asked = _TRIED_TO.search(str(error))
+            wanted = int(asked[1]) if asked else 0
+            raise RanOutError(float(held + max(wanted, room + 1)), float(held + room)) from None
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, before)
-        if failed is not None:
-            asked = _TRIED_TO.search(str(failed))
-            wanted = int(asked[1]) if asked else 0
-            raise RanOutError(float(held + max(wanted, room + 1)), float(held + room))
 
 
 class Reserved:
@@ -140,9 +138,7 @@ class Reserved:
 
 def out_of_memory(error: Exception) -> bool:
     """Whether torch has failed for want of memory: CUDA's own error, or that of the CPU's allocator."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return "DefaultCPUAllocator" in str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def give_back_freed_memory() -> None:
@@ -187,7 +183,7 @@ def status_bytes(field: str) -> int:
     path = Path("/proc/self/status")
     if not path.is_file():
         raise InputError("--device", "cpu needs Linux here: /proc/self/status tells the address space")
-    for line in path.read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise InputError("--device", f"/proc/self/status has no {field}: use a Linux machine")
+    found = re.search(rf"^{field}:\s*(\d+) kB", path.read_text(encoding="ascii"), re.MULTILINE)
+    if not found:
+        raise InputError("--device", f"/proc/self/status has no {field}: use a Linux machine")
+    return int(found[1]) * 1024

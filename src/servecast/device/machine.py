@@ -6,6 +6,7 @@ import platform
 import shutil
 import subprocess
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -88,20 +89,16 @@ def conditions(device: torch.device) -> dict[str, str]:
         ["nvidia-smi", f"--query-gpu={_QUERIED}", "--format=csv,noheader", f"--id=GPU-{uuid.removeprefix('GPU-')}"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    return (
-        dict(zip(_QUERIED.split(","), reply.stdout.strip().split(", "), strict=False)) if reply.returncode == 0 else {}
-    )
+    answers = reply.stdout.strip().split(", ") if reply.returncode == 0 else []
+    return dict(zip(_QUERIED.split(","), answers, strict=False))
 
 
 def memory_bytes(device: torch.device, spec: DeviceSpec) -> int:
     """Bytes a run may take: what is free on a GPU now, what the machine has available on a CPU (or the spec's)."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.is_file():
-        return spec.memory_bytes
-    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
-    return int(lines["MemAvailable"].split()[0]) * 1024
+    available = _fields("/proc/meminfo").get("MemAvailable")
+    return spec.memory_bytes if available is None else int(available.split()[0]) * 1024
 
 
 def refuse_dtype(dtype: str, device: torch.device, place: str) -> None:
@@ -134,12 +131,15 @@ def require_room(model: ModelSpec, dtype: str, device: torch.device, place: str,
 
 
 def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    named = _fields("/proc/cpuinfo").get("model name")
+    return named or platform.processor() or platform.machine()
+
+
+def _fields(path: str) -> dict[str, str]:
+    """The fields of a file of ``name : value`` lines, the first of each name; none where there is no such file."""
+    lines = Path(path).read_text().splitlines() if Path(path).is_file() else []
+    pairs = [line.split(":", 1) for line in reversed(lines) if ":" in line]
+    return {name.strip(): value.strip() for name, value in pairs}
 
 
 class Ceilings(NamedTuple):
@@ -155,16 +155,13 @@ def ceilings(device: torch.device, dtype: torch.dtype, deadline: float) -> Ceili
     The clock is that of the steps. Buffers are several times the last-level cache and hold random numbers: zeros cost
     less power, and so clock higher.
     """
-    large = device.type == "cuda"
-    count = (1 << 28) if large else (1 << 25)
-    side = 8192 if large else 1024
+    count, side = (1 << 28, 8192) if device.type == "cuda" else (1 << 25, 1024)
     source = torch.randn(count, device=device, dtype=torch.float32)
     target = torch.empty_like(source)
     left = torch.randn(side, side, device=device).to(dtype)
     right = torch.randn(side, side, device=device).to(dtype)
     product = torch.empty_like(left)
-    now = clock(device)
+    timed = partial(measure, now=clock(device), warm_up=2, most=9, deadline=deadline)
     with torch.inference_mode():
-        copied = measure(lambda: target.copy_(source), now, warm_up=2, most=9, deadline=deadline)
-        multiplied = measure(lambda: torch.mm(left, right, out=product), now, warm_up=2, most=9, deadline=deadline)
+        copied, multiplied = timed(lambda: target.copy_(source)), timed(lambda: torch.mm(left, right, out=product))
     return Ceilings(2 * 4 * count / copied.seconds, 2 * side**3 / multiplied.seconds)

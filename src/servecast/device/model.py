@@ -76,12 +76,9 @@ class Transformer:
 
     def tensors(self) -> list[torch.Tensor]:
         """Every weight once (a tied head is the embedding)."""
-        found = [self.embedding, self.norm]
-        if self.head is not self.embedding:
-            found.append(self.head)
-        for layer in self.layers:
-            found += [tensor for name in _Layer.__slots__ if (tensor := getattr(layer, name)) is not None]
-        return found
+        inner = [getattr(layer, name) for layer in self.layers for name in _Layer.__slots__]
+        head = None if self.head is self.embedding else self.head
+        return [tensor for tensor in (self.embedding, self.norm, head, *inner) if tensor is not None]
 
     def weight_bytes(self) -> int:
         """Bytes of all weights."""
@@ -99,11 +96,8 @@ class Transformer:
         for number, layer in enumerate(self.layers):
             normed = functional.rms_norm(x, (spec.hidden,), layer.attention_norm, NORM_EPSILON)
             q, k, v = functional.linear(normed, layer.qkv, layer.qkv_bias).split(parts, -1)
-            q, k, v = (
-                q.unflatten(-1, (heads, width)),
-                k.unflatten(-1, (kv_heads, width)),
-                v.unflatten(-1, (kv_heads, width)),
-            )
+            q = q.unflatten(-1, (heads, width))
+            k, v = k.unflatten(-1, (kv_heads, width)), v.unflatten(-1, (kv_heads, width))
             if layer.query_norm is not None and layer.key_norm is not None:
                 q = functional.rms_norm(q, (width,), layer.query_norm, NORM_EPSILON)
                 k = functional.rms_norm(k, (width,), layer.key_norm, NORM_EPSILON)
@@ -136,9 +130,8 @@ def refuse_unsupported(spec: ModelSpec) -> None:
     }
     for reason, applies in reasons.items():
         if applies:
-            raise InputError(
-                "model", f"{spec.name} has {reason}, which is not computed here: choose a dense model in 16 or 32 bits"
-            )
+            problem = f"{spec.name} has {reason}, which is not computed here: choose a dense model in 16 or 32 bits"
+            raise InputError("model", problem)
 
 
 def transformer(

@@ -101,7 +101,12 @@ class Ragged:
         where = torch.from_numpy(flat).to(model.device)
         starts = ends - np.fromiter((span.new for span in spans), np.int64, len(spans))
         rows = [(span, int(start)) for span, start in zip(spans, starts, strict=True)]
-        tiles = dict(_chunk_masks(spans, model.device))
+        masks = {
+            (upto, new): torch.ones(new, upto, dtype=torch.bool, device=model.device).tril(upto - new)
+            for span in spans
+            if span.cached and span.new > 1
+            for _, new, upto in _tiles(span)
+        }
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             keys, values = cache.keys[layer], cache.values[layer]
@@ -109,18 +114,14 @@ class Ragged:
             values.flatten(0, 1).index_copy_(0, where, v)
             out = torch.empty_like(q)
             for span, start in rows:
-                tile = span.new if not span.cached or span.new == 1 else TILE
-                for done in range(0, span.new, tile):
-                    new = min(tile, span.new - done)
-                    upto = span.cached + done + new
+                for done, new, upto in _tiles(span):
                     part = slice(start + done, start + done + new)
-                    mask = tiles.get((upto, new))
+                    mask = masks.get((upto, new))
                     _row_attention(q[part], keys[span.slot, :upto], values[span.slot, :upto], out[part], mask)
             return out.flatten(-2)
 
-        return model.logits(
-            tokens, torch.from_numpy(positions).to(model.device), torch.from_numpy(ends - 1).to(model.device), attend
-        )
+        at, sampled = (torch.from_numpy(array).to(model.device) for array in (positions, ends - 1))
+        return model.logits(tokens, at, sampled, attend)
 
     def _varlen_step(self, inputs: _Varlen, tokens: torch.Tensor) -> torch.Tensor:
         from torch.nn.attention.varlen import varlen_attn
@@ -271,20 +272,13 @@ def _row_attention(
     group = heads // kv_heads
     if new == 1:
         fused = scaled_dot_product_attention(
-            q.view(1, kv_heads, group, width), k.transpose(0, 1)[None], v.transpose(0, 1)[None],
-            attn_mask=mask,
-        )  # fmt: skip
+            q.view(1, kv_heads, group, width), k.transpose(0, 1)[None], v.transpose(0, 1)[None], attn_mask=mask
+        )
         out.view(1, kv_heads, group, width).copy_(fused)
         return
     grouped = q.view(new, kv_heads, group, width).permute(1, 2, 0, 3)
-    expand = (kv_heads, group, -1, width)
-    fused = scaled_dot_product_attention(
-        grouped,
-        k.transpose(0, 1)[:, None].expand(expand),
-        v.transpose(0, 1)[:, None].expand(expand),
-        attn_mask=mask,
-        is_causal=mask is None,
-    )
+    keys, values = (t.transpose(0, 1)[:, None].expand(kv_heads, group, -1, width) for t in (k, v))
+    fused = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, is_causal=mask is None)
     out.view(new, kv_heads, group, width).copy_(fused.permute(2, 0, 1, 3))
 
 
@@ -341,11 +335,9 @@ def _varlen_inputs(spans: Sequence[Span], cache: KVCache, device: torch.device) 
     )
 
 
-def _chunk_masks(spans: Sequence[Span], device: torch.device) -> Iterator[tuple[tuple[int, int], torch.Tensor]]:
-    """By keys and tokens of each tile of a chunk behind a prefix: each token sees all before it, and itself."""
-    for span in spans:
-        if span.cached and span.new > 1:
-            for done in range(0, span.new, TILE):
-                new = min(TILE, span.new - done)
-                upto = span.cached + done + new
-                yield (upto, new), torch.ones(new, upto, dtype=torch.bool, device=device).tril(upto - new)
+def _tiles(span: Span) -> Iterator[tuple[int, int, int]]:
+    """What attends in one call on a CPU: tokens done before, tokens, and keys up to the last of them."""
+    tile = TILE if span.cached else span.new
+    for done in range(0, span.new, tile):
+        new = min(tile, span.new - done)
+        yield done, new, span.cached + done + new

@@ -40,7 +40,7 @@ class Timing(NamedTuple):
     @property
     def error(self) -> float:
         """Standard error of the median, as a share of it."""
-        return self.spread * 1.2533 / math.sqrt(self.repeats)
+        return 1.2533 * self.spread / math.sqrt(self.repeats)
 
 
 def open_device(name: str) -> torch.device:
@@ -61,9 +61,8 @@ def open_device(name: str) -> torch.device:
         raise InputError("--device", f"{name!r} is not there: {why}; use cpu, or run on a machine with a GPU")
     index = int(number) if number else torch.cuda.current_device()
     if index >= torch.cuda.device_count():
-        raise InputError(
-            "--device", f"{name!r} is not there: this machine has cuda:0 to {torch.cuda.device_count() - 1}"
-        )
+        there = f"this machine has cuda:0 to {torch.cuda.device_count() - 1}"
+        raise InputError("--device", f"{name!r} is not there: {there}")
     return torch.device("cuda", index)
 
 
@@ -103,7 +102,7 @@ def measure(
         start = now()
         step()
         taken.append(now() - start)
-        if len(taken) >= least and (known(taken) <= precision or time.monotonic() > deadline):
+        if len(taken) >= least and (timing(taken, 0).error <= precision or time.monotonic() > deadline):
             break
     return timing(taken, warm_up)
 
@@ -120,8 +119,3 @@ def spread(taken: Sequence[float]) -> float:
         return 0.0
     lower, median, upper = statistics.quantiles(taken, n=4, method="inclusive")
     return (upper - lower) / 1.349 / median
-
-
-def known(taken: Sequence[float]) -> float:
-    """Standard error of the median of repeats, as a share of it."""
-    return 1.2533 * spread(taken) / math.sqrt(len(taken))
