@@ -41,8 +41,14 @@ class DeviceExecutor:
 
     def __init__(
         self,
-        model: Transformer, *, slots: int, max_length: int, padded: bool, seed: int = 0, limit: Limit | None = None,
-    ) -> None:  # fmt: skip
+        model: Transformer,
+        *,
+        slots: int,
+        max_length: int,
+        padded: bool,
+        seed: int = 0,
+        limit: Limit | None = None,
+    ) -> None:
         self.model = model
         self.limit = limit
         self.longest = max_length
@@ -168,7 +174,7 @@ def stepped(step: Callable[[], float], iterations: int, until: float) -> Measure
     one that the device has no memory for. Raises RanOutError if that is the first."""
     taken: list[float] = []
     elapsed = 0.0
-    while len(taken) < iterations and elapsed < until - SAME_INSTANT_S:
+    while len(taken) < iterations and (not taken or elapsed < until - SAME_INSTANT_S):
         try:
             taken.append(step())
         except RanOutError:

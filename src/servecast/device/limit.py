@@ -72,17 +72,18 @@ class Limit:
         """
         before = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + max(0, room), before[1]))
+        failed: str | None = None  # not the error, whose frames hold memory
         try:
             yield
         except (RuntimeError, MemoryError) as error:
-            resource.setrlimit(resource.RLIMIT_DATA, before)
             if not out_of_memory(error):
                 raise
-            asked = _TRIED_TO.search(str(error))
-            wanted = int(asked[1]) if asked else 0
-            raise RanOutError(float(held + max(wanted, room + 1)), float(held + room)) from None
+            failed = str(error)
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, before)
+        if failed is not None:
+            asked = _TRIED_TO.search(failed)
+            raise RanOutError(float(held + max(int(asked[1]) if asked else 0, room + 1)), float(held + room))
 
 
 class Reserved:
