@@ -11,7 +11,8 @@ import typer
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
-    from servecast.workload.traces.trace_file import TraceFile
+    from servecast.workload.clients import RequestColumns
+    from servecast.workload.traces.trace_file import Trace, TraceFile
 
 
 class _Over(StrEnum):
@@ -66,18 +67,21 @@ def trace(
         "jitter_s": jitter_s, "format": format_, "time_unit": time_unit, "part": part,
         "on_bad_row": "error" if strict else "skip",
     }  # fmt: skip
-    _require_one_file(files, to, output, figure)
-    for file in files:
-        _describe(_source(file, shape), requests, seed, fit=fit, to=to, output=output, figure=figure)
-
-
-def _require_one_file(files: list[Path], to: str | None, output: Path | None, figure: Path | None) -> None:
-    """Raises InputError where options do not go together."""
     if (to is None) != (output is None):
         raise InputError("--to", "goes together with --output: name both the format and the file")
     if len(files) > 1 and (output or figure):
         option = "--output" if output else "--figure"
         raise InputError(option, f"is one file, and {len(files)} traces are given: give one")
+    for file in files:
+        source = _source(file, shape)
+        read = source.read(requests, seed)
+        _describe(read, source.path)
+        if fit:
+            _fit(read.columns, source.path, seed)
+        if to is not None:
+            _convert(read.columns, str(output), to)
+        if figure is not None:
+            _draw(read.columns, Path(source.path).name, figure)
 
 
 def _source(file: Path, shape: dict[str, Any]) -> TraceFile:
@@ -89,46 +93,36 @@ def _source(file: Path, shape: dict[str, Any]) -> TraceFile:
         raise InputError(f"--{str(error).split(maxsplit=1)[0].replace('_', '-')}", str(error)) from None
 
 
-def _describe(
-    source: TraceFile,
-    requests: int | None,
-    seed: int,
-    *,
-    fit: bool,
-    to: str | None,
-    output: Path | None,
-    figure: Path | None,
-) -> None:
-    """One trace: what it holds, and what else was asked for."""
+def _describe(read: Trace, path: str) -> None:
     from servecast.cli import terminal
     from servecast.workload.traces.statistics import histogram_table, joint_histogram, trace_statistics
 
-    read = source.read(requests, seed)
     unit = f"times in {read.report.time_unit}" if read.report.time_unit else "no times"
     rows = [[key, terminal.plain(value)] for key, value in trace_statistics(read).items() if value is not None]
-    terminal.print_table(f"{source.path}: {read.report.format}, {unit}", ["", ""], rows)
+    terminal.print_table(f"{path}: {read.report.format}, {unit}", ["", ""], rows)
     terminal.print_table("requests by prompt and output tokens", *histogram_table(joint_histogram(read.columns)))
     for note in (*read.report.notes, *(f"rejected {rejected}" for rejected in read.report.rejected)):
         print(note)
-    if fit:
-        _fit(read.columns, source.path, seed)
-    if to is not None:
-        from servecast.workload.traces.convert import write_trace
-
-        for lost in write_trace(read.columns, str(output), to):
-            print(lost)
-        print(f"written: {output}")
-    if figure is not None:
-        from servecast.files import write
-        from servecast.report.charts.files import encoded
-        from servecast.report.trace_chart import trace_chart
-
-        chart = trace_chart(read.columns, Path(source.path).name)
-        write(figure, encoded(chart, "svg" if figure.suffix == ".svg" else "png"))
-        print(f"figure: {figure}")
 
 
-def _fit(columns: Any, path: str, seed: int) -> None:
+def _convert(columns: RequestColumns, output: str, to: str) -> None:
+    from servecast.workload.traces.convert import write_trace
+
+    for lost in write_trace(columns, output, to):
+        print(lost)
+    print(f"written: {output}")
+
+
+def _draw(columns: RequestColumns, name: str, figure: Path) -> None:
+    from servecast.files import write
+    from servecast.report.charts.files import encoded
+    from servecast.report.trace_chart import trace_chart
+
+    write(figure, encoded(trace_chart(columns, name), "svg" if figure.suffix == ".svg" else "png"))
+    print(f"figure: {figure}")
+
+
+def _fit(columns: RequestColumns, path: str, seed: int) -> None:
     """A generator fitted to the trace, how close it comes, and the workload that it is."""
     import yaml
 

@@ -9,27 +9,7 @@ from servecast.metrics.table import METRICS, WIDE, Metric, Value, ranked, regime
 from servecast.metrics.waste import Hardware
 
 __all__ = [
-    "CLIENT_LATENCIES",
-    "LATENCIES",
-    "METRICS",
-    "PERCENTILES",
-    "PERCENTILE_RULE",
-    "WIDE",
-    "GapHistogram",
-    "Hardware",
-    "Metric",
-    "Slo",
-    "Tenants",
-    "Value",
-    "Window",
-    "by_tenant",
-    "decisions_frame",
-    "latencies",
-    "mean_shapes",
-    "oom_frame",
-    "ranked",
-    "regime",
-    "requests_frame",
-    "summarise",
-    "token_gaps",
-]
+    "CLIENT_LATENCIES", "LATENCIES", "METRICS", "PERCENTILES", "PERCENTILE_RULE", "WIDE", "GapHistogram",
+    "Hardware", "Metric", "Slo", "Tenants", "Value", "Window", "by_tenant", "decisions_frame", "latencies",
+    "mean_shapes", "oom_frame", "ranked", "regime", "requests_frame", "summarise", "token_gaps",
+]  # fmt: skip

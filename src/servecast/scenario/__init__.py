@@ -5,16 +5,6 @@ from servecast.scenario.schema import Scenario
 from servecast.scenario.serving import Serving, serving
 
 __all__ = [
-    "Point",
-    "Scenario",
-    "Serving",
-    "changed",
-    "check",
-    "find",
-    "load",
-    "names",
-    "points",
-    "resolved",
-    "seen_from",
+    "Point", "Scenario", "Serving", "changed", "check", "find", "load", "names", "points", "resolved", "seen_from",
     "serving",
-]
+]  # fmt: skip

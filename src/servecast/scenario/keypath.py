@@ -37,15 +37,15 @@ def written(path: Iterable[str | int]) -> str:
     return "".join(parts).removeprefix(".")
 
 
-def assign(data: dict[Any, Any], path: KeyPath, value: object, place: str) -> None:
-    """Set one value in place. Mappings on the way that are missing (or null) are made; list items must be there."""
-    _assign(data, path, value, place, ())
+def assign(node: Any, path: KeyPath, value: object, place: str, above: KeyPath = ()) -> None:
+    """Set one value in place. Mappings on the way that are missing (or null) are made; list items must be there.
 
-
-def _assign(node: Any, path: KeyPath, value: object, place: str, above: KeyPath) -> None:
+    above : the key path of ``node``
+    """
     part, rest = path[0], path[1:]
     if part == "*":
-        _assign_each(node, rest, value, place, above)
+        for at in _having(node, rest, place, above):
+            assign(node[at], rest, value, place, (*above, at))
         return
     if isinstance(node, list):
         if not isinstance(part, int) or part >= len(node):
@@ -58,22 +58,21 @@ def _assign(node: Any, path: KeyPath, value: object, place: str, above: KeyPath)
     else:
         raise SlipError(place, f"{written(above)} is {node!r} and has no keys: set it whole instead")
     if rest:
-        _assign(node[part], rest, value, place, (*above, part))
+        assign(node[part], rest, value, place, (*above, part))
     else:
         node[part] = copy.deepcopy(value)
 
 
-def _assign_each(node: Any, rest: KeyPath, value: object, place: str, above: KeyPath) -> None:
-    """``[*]``: every item that already has the key; at least one must."""
+def _having(node: Any, rest: KeyPath, place: str, above: KeyPath) -> list[int]:
+    """The items of a list that ``[*]`` stands for: those that already have the key; at least one must."""
     if not isinstance(node, list) or not rest:
-        raise SlipError(
-            place, f"'*' stands for the items of a list, and {written(above) or 'the scenario'} is none there"
-        )
-    having = [at for at, item in enumerate(node) if isinstance(item, dict) and rest[0] in item]
+        problem = f"'*' stands for the items of a list, and {written(above) or 'the scenario'} is none there"
+        raise SlipError(place, problem)
+    items = [item if isinstance(item, dict) else {} for item in node]
+    having = [at for at, item in enumerate(items) if rest[0] in item]
     if not having:
-        known = sorted({str(key) for item in node if isinstance(item, dict) for key in item})
+        known = sorted({str(key) for item in items for key in item})
         near = difflib.get_close_matches(str(rest[0]), known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"their keys are {', '.join(known) or 'none'}"
         raise SlipError(place, f"no item of {written(above)} has the key {rest[0]!r}: {hint}")
-    for at in having:
-        _assign(node[at], rest, value, place, (*above, at))
+    return having

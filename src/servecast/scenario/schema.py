@@ -26,8 +26,6 @@ from servecast.workload.traces.trace_file import TraceFile
 if TYPE_CHECKING:
     from servecast.policies import Policy
 
-# --- values ---------------------------------------------------------------------------------------------------------
-
 
 def _existing(text: str, info: ValidationInfo, folder: bool = False) -> str:
     """An absolute path of a file (or folder) that is there: variables and ``~`` expanded, relative to the scenario."""
@@ -68,8 +66,6 @@ EngineVersion: TypeAlias = Annotated[str, Field(pattern=r"^vllm-\d+\.\d+(\.\d+)?
 #: ``inf`` is a rate at which everything arrives at once.
 Rate: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 
-# --- engine ---------------------------------------------------------------------------------------------------------
-
 
 class Engine(Section):
     """The serving engine's own settings, named as vLLM names them."""
@@ -92,9 +88,6 @@ class Engine(Section):
     enforce_eager: bool = Field(False, description="true: no CUDA graphs, and no memory for them")
 
 
-# --- targets --------------------------------------------------------------------------------------------------------
-
-
 class Slo(Section):
     """Service level objectives: a request is good if it meets every target given."""
 
@@ -108,9 +101,6 @@ class Slo(Section):
         if self.ttft_s is None and self.tpot_s is None and self.e2e_s is None:
             raise refuse("no target is given: add ttft_s, tpot_s or e2e_s, or take slo out")
         return self
-
-
-# --- workload -------------------------------------------------------------------------------------------------------
 
 
 class EmpiricalLength(Section):
@@ -281,16 +271,10 @@ class Workload(Section):
         return self
 
 
-# --- prices ---------------------------------------------------------------------------------------------------------
-
-
 class Cost(Section):
     """What the user pays. No price ships as a fact."""
 
     usd_per_gpu_hour: Annotated[float, Field(ge=0, le=1e6)] = Field(description="US dollars for one GPU for one hour")
-
-
-# --- policies -------------------------------------------------------------------------------------------------------
 
 
 class PolicyEntry(Described):
@@ -338,9 +322,6 @@ def policy_keys(kind: str) -> list[tuple[str, str, str]]:
         for key, field in section.model_fields.items()
         if key not in {"kind", "name", "like"}
     ]
-
-
-# --- the whole ------------------------------------------------------------------------------------------------------
 
 
 class Scenario(Section):

@@ -78,16 +78,20 @@ def one_of(*sections: type[Section]) -> Any:
 
 def listed(item: Any) -> Any:
     """A YAML list, kept as a tuple; at least one item."""
-    return Annotated[tuple[item, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+    return Annotated[
+        tuple[item, ...],
+        BeforeValidator(_as_tuple),
+        Field(min_length=1),
+    ]
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def optional(description: str) -> Any:
     """A key that may be left out, or null."""
     return Field(None, description=description)
-
-
-def _as_tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _ranged(hint: Any, default: Any) -> Any:

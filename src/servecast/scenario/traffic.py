@@ -93,9 +93,9 @@ def _generated(workload: Workload) -> RequestColumns:
     assert talk is not None and workload.requests is not None, "the schema wants both"
     conversations = Conversations(
         cast("Arrivals", talk.arrivals.build()),
-        _law(talk.turns, "conversations.turns", "prompt_tokens"),
-        _law(talk.new_tokens, "conversations.new_tokens", "prompt_tokens"),
-        _law(talk.output_tokens, "conversations.output_tokens", "output_tokens"),
+        _law(talk.turns, "conversations.turns"),
+        _law(talk.new_tokens, "conversations.new_tokens"),
+        _law(talk.output_tokens, "conversations.output_tokens"),
         talk.think_s,
         talk.system_tokens,
     )
@@ -132,17 +132,17 @@ def _lengths(section: Workload | schema.Tenant, above: str = "") -> tuple[length
     if chosen is not None:
         return cast("length_laws.Lengths", chosen.build()), ()
     assert section.prompt_tokens is not None and section.output_tokens is not None, "the schema wants both"
-    prompt = _law(section.prompt_tokens, f"{above}prompt_tokens", "prompt_tokens")
-    return length_laws.Independent(prompt, _law(section.output_tokens, f"{above}output_tokens", "output_tokens")), ()
+    prompt = _law(section.prompt_tokens, f"{above}prompt_tokens")
+    return length_laws.Independent(prompt, _law(section.output_tokens, f"{above}output_tokens")), ()
 
 
-def _law(section: Length, key: str, side: str) -> length_laws.Law:
+def _law(section: Length, key: str) -> length_laws.Law:
     if not isinstance(section, EmpiricalLength):
         return cast("length_laws.Law", section.build())
     if section.name is None:
         return length_laws.Empirical(section.percentiles or (), section.tokens or ())
     table = _dataset(section.name, key)
-    return table.output_tokens if side == "output_tokens" else table.prompt_tokens
+    return table.output_tokens if key.endswith("output_tokens") else table.prompt_tokens
 
 
 def _dataset(name: str, key: str) -> length_laws.Independent:

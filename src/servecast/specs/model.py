@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 Sum: TypeAlias = Any  # a float, or an array of them where the fields of the shape are arrays
 
-VOCAB_MULTIPLE = 64  # rows the vocabulary is padded to before it is split (vLLM, DEFAULT_VOCAB_PADDING_SIZE)
+_VOCAB_MULTIPLE = 64  # rows the vocabulary is padded to before it is split (vLLM, DEFAULT_VOCAB_PADDING_SIZE)
 
-MXFP4_MULTIPLES = 256, 128
+_MXFP4_MULTIPLES = 256, 128
 """What the hidden and intermediate widths of mxfp4 experts are padded to in memory (vLLM, Marlin kernels): explains the
 13.72 GiB logged for gpt-oss-20b and the 65.97 GiB for gpt-oss-120b, 7 to 9 % over their checkpoints."""
 
-SAMPLER_BYTES = 26
+_SAMPLER_BYTES = 26
 """Bytes alive per row and vocabulary entry while tokens are drawn: logits in 16 bits (2) and fp32 (4), their sorted
 copy (4) with int64 indices (8), its soft-max (4) and cumulative sum (4): vLLM V1, `apply_top_k_top_p` on the worst case
 that `profile_run` measures. Every GPU holds the whole vocabulary here: logits are gathered before sampling."""
@@ -123,8 +123,6 @@ class ModelSpec:
     weight_dtype: str | None = None
     quantized_experts_only: bool = False
 
-    # --- sizes -------------------------------------------------------------------------------------------------------
-
     @property
     def layers(self) -> int:
         """Decoder layers in all."""
@@ -133,7 +131,7 @@ class ModelSpec:
     @property
     def padded_vocab(self) -> int:
         """Vocabulary rows in memory: padded to a multiple of 64 before any split."""
-        return -(-self.vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+        return _padded(self.vocab, _VOCAB_MULTIPLE)
 
     def parameters(self) -> int:
         """Parameters of the checkpoint, all experts counted."""
@@ -162,11 +160,8 @@ class ModelSpec:
         """KV heads on each GPU: an equal share, or one replicated head where GPUs outnumber them."""
         self._share("attention heads", self.heads, tensor_parallel)
         if self.kv_heads % tensor_parallel and tensor_parallel % self.kv_heads:
-            raise InputError(
-                "engine.tensor_parallel_size",
-                f"{tensor_parallel} GPUs can neither share nor replicate the {self.kv_heads} KV heads of {self.name}; "
-                "use a divisor or a multiple of it",
-            )
+            heads = f"the {self.kv_heads} KV heads of {self.name}; use a divisor or a multiple of it"
+            raise _not_split(f"{tensor_parallel} GPUs can neither share nor replicate {heads}")
         return max(1, self.kv_heads // tensor_parallel)
 
     def kv_bytes_per_token(self, kv_dtype: str | None = None, tensor_parallel: int = 1) -> float:
@@ -195,14 +190,12 @@ class ModelSpec:
         The larger of two moments. In the feed-forward: its input, the residual and its output (3 x hidden) with the
         gate and up projections and their product (3 x intermediate, split), or the experts' buffers, which hold a copy
         per expert taken; in MLA prefill the decompressed queries, keys, values and output can be larger. When sampling:
-        the final hidden states of all tokens and `SAMPLER_BYTES` for each of ``sampled_rows`` and vocabulary entry.
+        the final hidden states of all tokens and `_SAMPLER_BYTES` for each of ``sampled_rows`` and vocabulary entry.
         Checked against a log: 20,000 and 29,000 tokens of Llama-3.1-8B, vLLM 0.6, 110.5 kB a token, 110,592 B here.
         """
         forward = max(self._forward_width(group, tensor_parallel) for group in self.groups) * tokens * self._value_bytes
-        sampling = tokens * self.hidden * self._value_bytes + SAMPLER_BYTES * sampled_rows * self.padded_vocab
+        sampling = tokens * self.hidden * self._value_bytes + _SAMPLER_BYTES * sampled_rows * self.padded_vocab
         return max(forward, sampling)
-
-    # --- a step ------------------------------------------------------------------------------------------------------
 
     def step_flops(self, shape: StepShape, tensor_parallel: int = 1) -> Sum:
         """FLOPs of one step on each GPU, a multiply-add counted as two."""
@@ -230,7 +223,9 @@ class ModelSpec:
         """
         tokens = shape.prefill_tokens + shape.decode_rows
         samples = (shape.prefill_rows + shape.decode_rows) > 0
-        touched = self._experts_touched(tokens)
+        experts, touched = self.experts, 0.0
+        if experts:
+            touched = experts.total * (1.0 - (1.0 - experts.active / experts.total) ** tokens)
         total = self.hidden * self._value_bytes + samples * self.vocab_table_bytes(tensor_parallel)
         total = total + tokens * self.hidden * self._value_bytes  # rows of the embedding table
         for group, layer in self._group_weights(tensor_parallel):
@@ -263,8 +258,6 @@ class ModelSpec:
             moved = moved + group.layers * (cached_in_window(shape, group.window) + tokens)
         return moved * self._kv_layer_bytes(kv_dtype, tensor_parallel)
 
-    # --- parts -------------------------------------------------------------------------------------------------------
-
     @property
     def _value_bytes(self) -> float:
         return bytes_per_value(self.dtype)
@@ -278,10 +271,8 @@ class ModelSpec:
 
     def _share(self, what: str, width: int, tensor_parallel: int) -> int:
         if tensor_parallel < 1 or width % tensor_parallel:
-            raise InputError(
-                "engine.tensor_parallel_size",
-                f"the {width} {what} of {self.name} are not divisible by {tensor_parallel}; use a divisor of {width}",
-            )
+            columns = f"the {width} {what} of {self.name}"
+            raise _not_split(f"{columns} are not divisible by {tensor_parallel}; use a divisor of {width}")
         return width // tensor_parallel
 
     def _group_weights(self, tensor_parallel: int) -> Iterator[tuple[LayerGroup, _LayerWeights]]:
@@ -298,23 +289,16 @@ class ModelSpec:
             width = self._share("expert columns", self.experts.intermediate, tensor_parallel)
             shared = self._share("shared expert columns", self.experts.shared, tensor_parallel)
             plain += self.experts.total * self.experts.router_bias + self.hidden * self.experts.shared_gate
-            yield (
-                group,
-                _LayerWeights(
-                    linear=attention + self._mlp_matrices * self.hidden * shared,
-                    expert=self._mlp_matrices * self.hidden * width,
-                    expert_stored=self._mlp_matrices * self._padded_expert(width),
-                    router=self.hidden * self.experts.total,
-                    plain=plain,
-                    expert_plain=(2 * width + self.hidden) * self.experts.biases,
-                ),
+            rows, columns = _MXFP4_MULTIPLES if self.weight_dtype == "mxfp4" else (1, 1)
+            layer = _LayerWeights(
+                linear=attention + self._mlp_matrices * self.hidden * shared,
+                expert=self._mlp_matrices * self.hidden * width,
+                expert_stored=self._mlp_matrices * _padded(self.hidden, rows) * _padded(width, columns),
+                router=self.hidden * self.experts.total,
+                plain=plain,
+                expert_plain=(2 * width + self.hidden) * self.experts.biases,
             )
-
-    def _padded_expert(self, width: int) -> int:
-        if self.weight_dtype != "mxfp4":
-            return self.hidden * width
-        hidden, intermediate = MXFP4_MULTIPLES
-        return (-(-self.hidden // hidden) * hidden) * (-(-width // intermediate) * intermediate)
+            yield group, layer
 
     @property
     def _mlp_matrices(self) -> int:
@@ -351,11 +335,6 @@ class ModelSpec:
             return (self.latent.kv_rank + self.latent.rope) * value
         return 2 * self.kv_heads_per_gpu(tensor_parallel) * self.head_dim * value
 
-    def _experts_touched(self, tokens: Sum) -> Sum:
-        if not self.experts:
-            return 0
-        return self.experts.total * (1.0 - (1.0 - self.experts.active / self.experts.total) ** tokens)
-
     def _forward_width(self, group: LayerGroup, tensor_parallel: int) -> int:
         """Elements per token alive at the widest moment of a layer."""
         if group.sparse and self.experts:
@@ -371,6 +350,14 @@ class ModelSpec:
         else:
             attention = 2 * (heads + self.kv_heads_per_gpu(tensor_parallel)) * self.head_dim
         return max(3 * self.hidden + inner, 2 * self.hidden + attention)
+
+
+def _not_split(problem: str) -> InputError:
+    return InputError("engine.tensor_parallel_size", problem)
+
+
+def _padded(width: int, multiple: int) -> int:
+    return -(-width // multiple) * multiple
 
 
 def _smaller(a: Sum, b: Sum) -> Sum:
