@@ -20,10 +20,7 @@ class _Shipped(StrEnum):
     scenarios = "scenarios"
 
 
-def list_(
-    what: Annotated[_Shipped, typer.Argument(help="What to list.")],
-    as_json: AsJson = False,
-) -> None:
+def list_(what: Annotated[_Shipped, typer.Argument(help="What to list.")], as_json: AsJson = False) -> None:
     """List what is shipped.
 
     Examples:

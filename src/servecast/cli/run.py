@@ -70,8 +70,7 @@ def run(
     fresh: options.Fresh = False,
     backend: Annotated[_Backend, typer.Option(help="local: here; dask: a cluster's workers.")] = _Backend.local,
     scheduler: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="The cluster's scheduler, like tcp://host:8786."),
+        str | None, typer.Option(metavar="ADDRESS", help="The cluster's scheduler, like tcp://host:8786.")
     ] = None,
     execute: Annotated[
         str | None,

@@ -78,11 +78,7 @@ def one_of(*sections: type[Section]) -> Any:
 
 def listed(item: Any) -> Any:
     """A YAML list, kept as a tuple; at least one item."""
-    return Annotated[
-        tuple[item, ...],
-        BeforeValidator(_as_tuple),
-        Field(min_length=1),
-    ]
+    return Annotated[tuple[item, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 
 
 def _as_tuple(value: object) -> object:
