@@ -17,7 +17,7 @@ from servecast.against.result import difference
 from servecast.batch import OutOfMemory
 from servecast.errors import InputError
 from servecast.metrics.log import clip_decisions
-from servecast.plan.binding import refusal
+from servecast.plan.sample import refusal
 from servecast.policies import Continuous, Padded, Static
 from servecast.scenario.goals import Goal
 

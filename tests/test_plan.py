@@ -30,12 +30,11 @@ from servecast.cost import profile as profiles
 from servecast.cost.fitted import COEFFICIENTS
 from servecast.errors import InputError
 from servecast.plan.answer import Tokens, break_even, dollars
-from servecast.plan.binding import Binding, Refusal, Why, binding
 from servecast.plan.capacity import MOST, fewest, highest_load
 from servecast.plan.configuration import Configuration
 from servecast.plan.load import load_of
 from servecast.plan.planner import make_plan
-from servecast.plan.sample import Sample, Share, throughput
+from servecast.plan.sample import Binding, Refusal, Sample, Share, Why, binding, throughput
 from servecast.plan.uncertainty import Estimate, draws, estimate
 from servecast.report import plan_tables, plan_words
 from servecast.report.plan_page import write

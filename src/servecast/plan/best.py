@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from servecast.errors import InputError
 from servecast.plan.answer import Change, Fleet, dollars, falls_short, missed
-from servecast.plan.binding import binding
 from servecast.plan.capacity import fewest
+from servecast.plan.sample import binding
 from servecast.plan.searching import capacities, serves, shortened, statistics, together
 from servecast.plan.uncertainty import Estimate, draws, estimate
 from servecast.run.extrapolation import sentence

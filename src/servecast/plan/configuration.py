@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from servecast.errors import InputError
 from servecast.metrics import Window
-from servecast.plan.binding import refusal
 from servecast.plan.load import load_of
-from servecast.plan.sample import Sample, sample
+from servecast.plan.sample import Sample, refusal, sample
 from servecast.run.store import digest_of
 from servecast.run.system import System, modelled
 from servecast.scenario.goals import Search
 
 if TYPE_CHECKING:
-    from servecast.plan.binding import Refusal
     from servecast.plan.load import Load
+    from servecast.plan.sample import Refusal
     from servecast.plan.uncertainty import Draw
     from servecast.run.store import Store
     from servecast.scenario.goals import Goal

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from servecast.plan.binding import Why, known, refusal
 from servecast.plan.capacity import fewest, highest_load
 from servecast.plan.configuration import judges
+from servecast.plan.sample import Why, known, refusal
 from servecast.plan.uncertainty import estimate
 from servecast.scenario.goals import at_least
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from servecast.plan.binding import Refusal
     from servecast.plan.configuration import Configuration
+    from servecast.plan.sample import Refusal
     from servecast.plan.uncertainty import Draw, Estimate
 
 #: Below this share of the first load, a server is as good as empty: what fails there fails always.

@@ -93,7 +93,7 @@ def _cells(plan: Plan, option: Option) -> dict[str, str]:
         "GPUs for the target": BLANK if option.target_gpus is None else str(option.target_gpus),
         "$/hour for the target": BLANK if dollars is None else f"{dollars:,.2f}",
         "$/M output at the target": BLANK if at_target is None else number(at_target.value),
-        f"highest load of each GPU [{option.unit}]": interval(load),
+        f"highest load of each GPU [{plan.options[0].unit}]": interval(load),
         "$/M output at the highest load": BLANK if at_most is None else number(at_most.value),
         "remark": "; ".join(_remarks(plan, option)),
     }

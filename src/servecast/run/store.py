@@ -71,8 +71,7 @@ class Store:
 
     def count(self, digests: Iterable[str]) -> int:
         """How many runs of these digests there are."""
-        counted = [self._rows("SELECT count(*) FROM runs WHERE digest = ?", digest) for digest in set(digests)]
-        return sum(int(count) for rows in counted for (count,) in rows)
+        return sum(len(self._rows("SELECT 1 FROM runs WHERE digest = ?", digest)) for digest in set(digests))
 
     def found(self, digest: str, load: str = "") -> dict[str, Any] | None:
         """What a run gave; None where it is not here."""
@@ -92,7 +91,7 @@ class Store:
 
     def add(self, digest: str, value: dict[str, Any], load: str = "", run: Run | None = None) -> None:
         """Keep a run that has ended, with its tables where they are given. Raises StoreError if the disk is full."""
-        text = json.dumps(value, default=_number)
+        text = json.dumps(value, default=np.generic.item)
         tables = None if run is None else _packed(run)
         row = (digest, load, text, tables, _checksum(digest, load, text))
         self._rows("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?)", *row, create=True)
@@ -164,13 +163,10 @@ def opened(
 ) -> Iterator[Store]:
     """The store of the results folder ``results``, for one command at a time; ``fresh`` empties it first.
 
-    Without a run in it nothing is left behind.
+    Without a run in it nothing is left behind. ``refuse`` says before anything is simulated what stands where the
+    results are to be written.
 
-    refuse : says before anything is simulated what stands where the results are to be written
-
-    Raises
-    ------
-    InputError : another process is at work there, or it cannot be written
+    Raises InputError: another process is at work there, or it cannot be written.
     """
     refuse(results)
     # Links are followed: two names of one folder are one store.
@@ -240,21 +236,16 @@ def fingerprint() -> str:
 def _texts(data: Any) -> Iterator[str]:
     if isinstance(data, str):
         yield data
-    elif isinstance(data, dict):
-        for value in data.values():
-            yield from _texts(value)
-    elif isinstance(data, (list, tuple)):
-        for value in data:
+    elif isinstance(data, (dict, list, tuple)):
+        for value in data.values() if isinstance(data, dict) else data:
             yield from _texts(value)
 
 
 def _content(text: str) -> str:
     """A hash of what a file holds, or the files of a folder; empty where there is none."""
     path = Path(text)
-    inside = sorted(path.iterdir()) if path.is_dir() else [path]
-    return "".join(
-        _hash_of(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in inside if file.is_file()
-    )
+    found = [file for file in (sorted(path.iterdir()) if path.is_dir() else [path]) if file.is_file()]
+    return "".join(_hash_of(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in found)
 
 
 @cache
@@ -275,15 +266,9 @@ def _hash(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:_HASH]
 
 
-def _number(value: Any) -> Any:
-    """A number of numpy's as Python's."""
-    return value.item()
-
-
 def _packed(run: Run) -> bytes:
-    columns: dict[str, Any] = {f"requests.{name}": column for name, column in run.requests.items()}
-    columns |= {f"decisions.{name}": column for name, column in run.decisions.items()}
-    columns |= {f"gaps.{name}": column for name, column in run.gaps.items()}
+    tables = {"requests": run.requests, "decisions": run.decisions, "gaps": run.gaps}
+    columns: dict[str, Any] = {f"{of}.{name}": column for of, table in tables.items() for name, column in table.items()}
     columns["oom"] = np.array(run.oom, dtype=float).reshape(-1, 4)
     columns["single"] = np.array([run.end_s, run.kv_blocks_total])
     columns["respond"] = np.array(run.respond)

@@ -15,13 +15,11 @@ if TYPE_CHECKING:
 def difference(before: Path, after: Path) -> Difference:
     """Hold the folder ``after`` against ``before``.
 
-    Raises InputError: a folder holds no results, one holds a plan and the other does not, or they have nothing in
-    common.
+    Raises InputError: no results, a plan beside what is none, or nothing in common.
     """
     from servecast.against.result import plans, runs
 
-    kinds = [plans.holds_plan(path) for path in (before, after)]
-    if kinds[0] != kinds[1]:
-        place = before if kinds[0] else after
-        raise InputError(str(place), "holds a plan, and the other does not: name two plans, or two results of run")
-    return plans.difference(before, after) if kinds[0] else runs.difference(before, after)
+    plan = [path for path in (before, after) if plans.holds_plan(path)]
+    if len(plan) == 1:
+        raise InputError(str(plan[0]), "holds a plan, and the other does not: name two plans, or two results of run")
+    return plans.difference(before, after) if plan else runs.difference(before, after)

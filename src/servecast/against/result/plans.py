@@ -53,19 +53,18 @@ def difference(first: Path, second: Path) -> Difference:
     """
     a, b = _read(first), _read(second)
     notes = []
-    without = [side for side in (a, b) if side.scenario is None]
+    without = [side.folder for side in (a, b) if side.scenario is None]
     if without:
-        text = f"{without[0].folder} has no {SCENARIO}, so that the scenarios are not compared: plan it again."
-        notes.append(text)
-    (target, unit), (other, its_unit) = _asked(a), _asked(b)
+        notes.append(f"{without[0]} has no {SCENARIO}, so that the scenarios are not compared: plan it again.")
+    (target, unit), (other, its_unit) = (
+        (side.plan["options"][0]["target"], side.plan["options"][0]["unit"]) for side in (a, b)
+    )
     if unit != its_unit:
         problem = f"plans for {its_unit}, the other for {unit}: compare plans of the same kind of load"
         raise InputError(str(second), problem)
     if target != other:
-        notes.append(
-            f"The targets differ, {number(target)} and {number(other)} {unit}: GPUs, dollars and latencies are each of "
-            "its own."
-        )
+        both = f"{number(target)} and {number(other)} {unit}"
+        notes.append(f"The targets differ, {both}: GPUs, dollars and latencies are each of its own.")
     keys = () if without else keys_between(a.scenario or {}, a.folder, b.scenario or {}, b.folder)
     changes = (*_of_the_chosen(a.plan, b.plan, same_target=target == other), *_of_each(a.plan, b.plan))
     return Difference("configuration", (first, second), tuple(keys), changes, tuple(notes), (a.plan, b.plan))
@@ -79,11 +78,6 @@ def _read(path: Path) -> _Side:
         known = yaml.safe_load(scenario.read_text(encoding="utf-8")) if scenario.is_file() else None
         _ = plan["best"], plan["options"][0]["target"], plan["options"][0]["unit"]
     return _Side(folder, plan, known if isinstance(known, dict) else None)
-
-
-def _asked(side: _Side) -> tuple[float, str]:
-    option = side.plan["options"][0]
-    return option["target"], option["unit"]
 
 
 def _of_the_chosen(a: Mapping[str, Any], b: Mapping[str, Any], *, same_target: bool) -> Iterator[Change]:
@@ -123,23 +117,21 @@ def _of_each(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Change]:
 
 def _both(sides: tuple[Mapping[str, Any], Mapping[str, Any]], *path: str) -> tuple[Estimate | None, Estimate | None]:
     """A figure of both: a number, or a value with its interval."""
-    first, second = (_figure(side, path) for side in sides)
-    return first, second
 
+    def figure(side: Any) -> Estimate | None:
+        for key in path:
+            side = (side or {}).get(key)
+        if isinstance(side, dict):
+            return None if side.get("value") is None else Estimate(side["value"], side.get("low"), side.get("high"))
+        return None if side is None else Estimate(float(side))
 
-def _figure(side: Any, path: tuple[str, ...]) -> Estimate | None:
-    for key in path:
-        side = (side or {}).get(key)
-    if isinstance(side, dict):
-        return None if side.get("value") is None else Estimate(side["value"], side.get("low"), side.get("high"))
-    return None if side is None else Estimate(float(side))
+    return figure(sides[0]), figure(sides[1])
 
 
 def _change(metric: str, subject: str, before: Estimate | None, after: Estimate | None, way: int) -> Change:
     change = Change(metric, subject, "", before, after, way)
     if before is None or after is None or abs(change.difference) <= SAME * abs(before.value):
         return change
-    if None in (*before, *after):
+    if before.low is None or before.high is None or after.low is None or after.high is None:
         return change
-    low, high = (after.low or 0.0) - (before.high or 0.0), (after.high or 0.0) - (before.low or 0.0)
-    return change._replace(low=low, high=high)
+    return change._replace(low=after.low - before.high, high=after.high - before.low)

@@ -14,6 +14,7 @@ same on both sides where the profile is.
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servecast.against.result.changes import Change, Difference, keys_between, reading
@@ -114,18 +115,16 @@ def _renamed(a: _Side, b: _Side) -> tuple[dict[str, str], list[str]]:
 def _parameters(names: Sequence[str], scenario: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The parameters of each policy by its name; empty where the scenario does not say which is which."""
     entries = scenario.get("policies")
-    if (
-        not isinstance(entries, list)
-        or len(entries) != len(names)
-        or not all(isinstance(each, dict) for each in entries)
-    ):
+    if not isinstance(entries, list) or len(entries) != len(names):
         return {}
-    # A policy without a name is called by its kind, with what tells it from others of that kind.
-    known = all(
-        name == entry["name"] if entry.get("name") else name.split(" ")[0] == entry.get("kind")
-        for name, entry in zip(names, entries, strict=True)
-    )
-    return {name: {**entry, "name": None} for name, entry in zip(names, entries, strict=True)} if known else {}
+    found = {}
+    for name, entry in zip(names, entries, strict=True):
+        own = entry.get("name") if isinstance(entry, dict) else None
+        # A policy without a name is called by its kind, with what tells it from others of that kind.
+        if not isinstance(entry, dict) or (name != own if own else name.split(" ")[0] != entry.get("kind")):
+            return {}
+        found[name] = {**entry, "name": None}
+    return found
 
 
 def _groups(side: _Side, keys: list[str]) -> Groups:
@@ -155,9 +154,8 @@ def _change(metric: str, which: tuple[Any, ...], point: str, before: pd.DataFram
         a, b = a[shared], b[shared]
     first, second = (Estimate(float(side.mean())) if len(side) else None for side in (a, b))
     low, high = interval(a.to_numpy(), b.to_numpy(), paired=paired)
-    return Change(
-        metric, str(which[0]), point, first, second, METRICS[metric].direction, low, high, min(len(a), len(b))
-    )
+    way, seeds = METRICS[metric].direction, min(len(a), len(b))
+    return Change(metric, str(which[0]), point, first, second, way, low, high, seeds)
 
 
 def _point(which: tuple[Any, ...], keys: Sequence[str]) -> str:
@@ -206,13 +204,11 @@ def interval(a: Any, b: Any, *, paired: bool) -> tuple[float | None, float | Non
 def _seeds_left_out(before: Groups, after: Groups, names: tuple[Path, Path]) -> Iterator[str]:
     """What to tell of policies and points at which one side alone has a seed."""
     seeds = [(set(rows.index), set(after[which].index)) for which, rows in before.items() if which in after]
-    for paired, text in (
-        (True, "compared by the common seeds alone"),
-        (
-            False,
-            "fewer than two in common, so that all are compared as separate draws (Welch's interval is wider)",
-        ),
-    ):
+    how = {
+        True: "compared by the common seeds alone",
+        False: "fewer than two in common, so that all are compared as separate draws (Welch's interval is wider)",
+    }
+    for paired, text in how.items():
         at = [(a, b) for a, b in seeds if a != b and _paired(len(a), len(b), len(a & b)) == paired]
         if at:
             sides = " and ".join(f"{_numbers(side)} in {name}" for side, name in zip(at[0], names, strict=True))
@@ -222,12 +218,12 @@ def _seeds_left_out(before: Groups, after: Groups, names: tuple[Path, Path]) -> 
 def _values_left_out(metrics: Sequence[str], keys: Sequence[str], before: Groups, after: Groups) -> Iterator[str]:
     """What to tell of runs that both have, and of which one side alone has the metric."""
     gone = []
-    for metric in metrics:
-        for which, rows in before.items():
-            a, b = (set(_values(each, metric).index) for each in (rows, after.get(which, rows)))
-            both = set(rows.index) & set(after.get(which, rows).index)
-            where = ", ".join(filter(None, (str(which[0]), _point(which, keys))))
-            gone += [f"{metric} of {where}, seed {seed}" for seed in sorted((a ^ b) & both if a and b else ())]
+    for metric, (which, rows) in product(metrics, before.items()):
+        others = after.get(which, rows)
+        a, b = (set(_values(each, metric).index) for each in (rows, others))
+        both = set(rows.index) & set(others.index)
+        where = ", ".join(filter(None, (str(which[0]), _point(which, keys))))
+        gone += [f"{metric} of {where}, seed {seed}" for seed in sorted((a ^ b) & both if a and b else ())]
     if gone:
         yield f"Left out, because one side alone has a value: {gone[0]}; {len(gone)} in all."
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from servecast.against.server.forecast import Forecast
+    from servecast.against.server.forecast import Forecast, Host
     from servecast.against.server.observed import Observed
     from servecast.scenario import Scenario
 
@@ -65,13 +65,9 @@ def compared(
     host, beside = None, tuple[str, ...]()
     if host_from is not None:
         own = host_from.resolve() == file.resolve()
-        other, theirs = (requests, ()) if own else recorded(host_from, f"--host-from {host_from}")
-        beside = tuple(f"{host_from.name}: {note}." for note in theirs)
-        host = fit(settled, other, part="first third" if own else "whole", steps=host_steps)
-        host = host._replace(source=host_from.name)
+        host, beside = _host(settled, requests if own else None, host_from, host_steps)
         settled = with_network(settled, host.network_s / 2, host.network_s / 2)
-        if own:
-            judged = judged & ~first_third(requests)
+        judged = judged & ~first_third(requests) if own else judged
         if not judged.any():
             problem = f"{host_from} has nothing after its first third to judge: fit on another run"
             raise InputError("--host-from", problem)
@@ -93,6 +89,13 @@ def compared(
         host=host,
         notes=(*(f"Recording: {note}." for note in notes), *beside, *beside_it, *_extrapolated(settled, made)),
     )
+
+
+def _host(scenario: Scenario, own: Observed | None, path: Path, steps: bool) -> tuple[Host, tuple[str, ...]]:
+    """The host's times, fitted on the first third of the recording itself or on the whole of another; notes on that."""
+    requests, notes = (own, ()) if own is not None else recorded(path, f"--host-from {path}")
+    host = fit(scenario, requests, part="whole" if own is None else "first third", steps=steps)
+    return host._replace(source=path.name), tuple(f"{path.name}: {note}." for note in notes)
 
 
 def _window(scenario: Scenario, requests: Observed) -> NDArray[np.bool_]:

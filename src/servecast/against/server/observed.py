@@ -86,39 +86,30 @@ def recorded(path: Path | str | TraceFile, place: str = "") -> tuple[Observed, t
     found = trace.recorded
     place = place or file.path
     if found is None:
-        raise InputError(
-            place, "holds no measured latencies: give a table with the columns ttft_s and e2e_s, or a detailed result"
-        )
+        problem = "holds no measured latencies: give a table with the columns ttft_s and e2e_s, or a detailed result"
+        raise InputError(place, problem)
     columns = found.columns()
     for name, column in columns.items():
-        unknown = ~np.isfinite(column)
-        if unknown.any():
-            at = int(unknown.argmax())
-            if unknown.all() and name in {"arrival_s", "sent_s"}:
-                raise InputError(
-                    place, "says not when requests arrived: a comparison replays arrivals, record them too"
-                )
-            raise InputError(
-                place, f"request {at} (in order of arrival) has no {name}: leave out requests without an answer"
-            )
-    negative = [name for name in ("ttft_s", "e2e_s") if (columns[name] <= 0).any()]
-    if negative:
-        at = int((columns[negative[0]] <= 0).argmax())
-        value = columns[negative[0]][at]
-        raise InputError(place, f"request {at} (in order of arrival) has {negative[0]} {value:g}: it must be above 0")
-    early = found.e2e_s < found.ttft_s
-    if early.any():
-        at = int(early.argmax())
-        raise InputError(
-            place,
-            f"request {at} (in order of arrival) ends before its first token "
-            f"(e2e_s {found.e2e_s[at]:g} < ttft_s {found.ttft_s[at]:g}): both count from the send, in seconds",
-        )
+        if name in {"arrival_s", "sent_s"} and len(column) and not np.isfinite(column).any():
+            raise InputError(place, "says not when requests arrived: a comparison replays arrivals, record them too")
+        _refuse(place, ~np.isfinite(column), f"has no {name}: leave out requests without an answer")
+    for name in ("ttft_s", "e2e_s"):
+        _refuse(place, columns[name] <= 0, f"has {name} {{:g}}: it must be above 0", columns[name])
+    early = "ends before its first token (e2e_s {:g} < ttft_s {:g}): both count from the send, in seconds"
+    _refuse(place, found.e2e_s < found.ttft_s, early, found.e2e_s, found.ttft_s)
     notes = [f"left out {rejected}" for rejected in trace.report.rejected if rejected.reason != FAILED]
     notes += trace.report.notes
     if found.failed:
         notes.append(f"{found.failed} failed requests of the recording are neither replayed nor compared")
     return Observed(**columns, trace=trace.columns), tuple(notes)
+
+
+def _refuse(place: str, wrong: NDArray[np.bool_], problem: str, *columns: NDArray[np.float64]) -> None:
+    """Raises InputError with the problem of the first request that is wrong, and what it has in these columns."""
+    if wrong.any():
+        at = int(wrong.argmax())
+        values = (column[at] for column in columns)
+        raise InputError(place, f"request {at} (in order of arrival) {problem.format(*values)}")
 
 
 def same_requests(one: Observed, other: Observed) -> str | None:
