@@ -12,7 +12,7 @@ import numpy as np
 
 from servecast.batch import Batch, StepShape
 from servecast.engine import Run, Server, replay
-from servecast.executor import Affine, ModelExecutor, Stepping
+from servecast.executor import Affine, ModelExecutor
 from servecast.kvcache import BlockPool
 from servecast.policies import POLICIES
 from servecast.workload.clients import OpenLoop, RequestColumns
@@ -35,6 +35,17 @@ class StepTime:
         tokens = shape.prefill_tokens + shape.decode_rows
         base = self.fixed + self.per_token * tokens + self.per_context * (shape.decode_context + shape.prefill_context)
         return base, self.per_context * shape.decode_rows, iterations
+
+
+class Stepping:
+    """Any executor, one iteration at a time: what coalescing must agree with."""
+
+    def __init__(self, executor):
+        self.executor = executor
+
+    def run(self, batch, until=math.inf):
+        batch.iterations = 1
+        return self.executor.run(batch, until)
 
 
 def columns(requests) -> RequestColumns:
@@ -138,5 +149,5 @@ def shape_of_rows(batch: Batch) -> StepShape:
 
 
 __all__ = [
-    "SHARED", "Affine", "StepTime", "Watched", "columns", "latencies", "math", "of_size", "replayed", "rows_held", "serve", "shape_of_rows",
+    "SHARED", "Affine", "StepTime", "Stepping", "Watched", "columns", "latencies", "math", "of_size", "replayed", "rows_held", "serve", "shape_of_rows",
 ]  # fmt: skip

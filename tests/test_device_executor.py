@@ -5,10 +5,10 @@ import math
 
 import numpy as np
 import pytest
-from serving import columns, replayed, shape_of_rows
+from serving import Stepping, columns, replayed, shape_of_rows
 
 from servecast.errors import InputError
-from servecast.executor import Measured, Stepping
+from servecast.executor import Measured
 from servecast.kvcache import BlockPool
 from servecast.policies import Continuous, Padded, Static
 from servecast.specs import catalogue

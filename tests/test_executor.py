@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import StepTime, columns, of_size, replayed, serve
+from serving import Stepping, StepTime, columns, of_size, replayed, serve
 
 from servecast.batch import Batch, StepShape, Tally
 from servecast.errors import InputError
-from servecast.executor import SAME_INSTANT_S, Affine, Measured, ModelExecutor, Stepping, affine_end, first_to_end_at
+from servecast.executor import SAME_INSTANT_S, Affine, Measured, ModelExecutor, affine_end, first_to_end_at
 from servecast.kvcache import BlockPool
 from servecast.policies import POLICIES
 from servecast.workload.clients import OpenLoop

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from literal_vllm import Request, schedule
-from serving import StepTime, Watched, columns, replayed
+from serving import Stepping, StepTime, Watched, columns, replayed
 
 from servecast.batch import Batch
-from servecast.executor import ModelExecutor, Stepping
+from servecast.executor import ModelExecutor
 from servecast.kvcache import BlockPool
 from servecast.policies import Continuous
 from servecast.workload.clients import OpenLoop

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from counting import opcodes
-from serving import replayed
+from serving import Stepping, replayed
 
 from servecast import memory
 from servecast.batch import StepShape
@@ -23,7 +23,7 @@ from servecast.calibration import fit_requests
 from servecast.cost import host
 from servecast.cost import profile as profiles
 from servecast.cost.profile import TabulatedProfile
-from servecast.executor import ModelExecutor, Stepping
+from servecast.executor import ModelExecutor
 from servecast.kvcache import BlockPool
 from servecast.policies import Continuous
 from servecast.specs import catalogue

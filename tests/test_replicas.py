@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving import StepTime, columns, replayed
+from serving import Stepping, StepTime, columns, replayed
 from test_laws import assert_same_run, policies, pools
 
 from servecast.batch import StepShape
 from servecast.engine import Server, replay
-from servecast.executor import Measured, ModelExecutor, Stepping
+from servecast.executor import Measured, ModelExecutor
 from servecast.kvcache import BlockPool
 from servecast.policies import Continuous, Static
 from servecast.requests import Request, Status

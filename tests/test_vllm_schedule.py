@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from serving import SHARED, StepTime, Watched, columns, replayed
+from serving import SHARED, Stepping, StepTime, Watched, columns, replayed
 
 from servecast.batch import Batch
-from servecast.executor import ModelExecutor, Stepping
+from servecast.executor import ModelExecutor
 from servecast.kvcache import BlockPool
 from servecast.policies import Continuous
 from servecast.workload.clients import OpenLoop

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import simpy
 
-from servecast.batch import DECISION_COLUMNS, Batch, OutOfMemory, Tally, Wait
+from servecast.batch import DECISION_COLUMNS, Batch, OutOfMemory, Wait
 from servecast.errors import InputError
 from servecast.executor import SAME_INSTANT_S, Affine, RanOutError, cut, first_to_end_at
 from servecast.log import Log
@@ -75,7 +75,6 @@ LATEST_S = 1e8
 _MOST_FRUITLESS = 10_000
 _FLUSH_EVERY = 512
 _inf, _nan = math.inf, math.nan
-_PREEMPTED = Tally._fields.index("preempted")
 _COMPLETED = int(Status.COMPLETED)  # converts faster than the enumeration
 
 
@@ -189,16 +188,18 @@ class _System:
             clock = now
             if sends < now and next_send() < now:
                 receive(now)  # a client may react to a rejection before the step ends
+            soon = now + instant
             while True:
                 for replica in replicas:
-                    if replica.wake <= now + instant:
+                    if replica.wake <= soon:
                         replica.end()
                 sends = next_send()
-                if sends > now + instant:
+                if sends > soon:
                     break
-                while sends <= now + instant:
+                while sends <= soon:
                     if sends > now:
                         now = sends
+                        soon = now + instant
                     sends = receive(now)
             if upcoming >= horizon:
                 break
@@ -217,9 +218,9 @@ class _System:
             replica.settle(end if upcoming == _inf else max(horizon, end))
 
     def _receive(self, now: float) -> float:
-        """Hand out what has arrived by ``now`` [s]; when the next request will."""
-        client, replicas = self.client, self.replicas
-        while (sends := client.next_send()) <= now:
+        """Hand out what has arrived by ``now`` [s], one request at least; when the next one will."""
+        client, router, take = self.client, self.router, self.replicas[0].take
+        while True:
             request, sent_s = client.send()
             if sent_s > LATEST_S:
                 raise InputError(
@@ -227,14 +228,17 @@ class _System:
                     f"a request arrives after {sent_s:g} s: beyond {LATEST_S:g} s (three years) the clock no longer "
                     "tells steps apart; shift the times to their start, or think and wait for less",
                 )
-            if self.router is None:
-                replicas[0].take(request, sent_s)
+            if router is None:
+                take(request, sent_s)
             else:
+                replicas = self.replicas
                 up = [at for at, replica in enumerate(replicas) if not replica.down] or range(len(replicas))
-                chosen = replicas[self.router.choose(request, now, replicas, up)]
+                chosen = replicas[router.choose(request, now, replicas, up)]
                 chosen.take(request, sent_s)
                 chosen.disturb(sent_s)
-        return sends
+            sends = client.next_send()
+            if sends > now:
+                return sends
 
 
 class _InOrder:
@@ -281,14 +285,14 @@ class _Replica:
         self.taken = self.ended = 0
         self.requests = Log(REQUEST_COLUMNS)
         self.decisions = Log(DECISION_COLUMNS)
-        self._log = self.decisions.rows
+        self._log = self.decisions.rows.append
         self.oom: list[OutOfMemory] = []
         self._seen = 0.0  # what had arrived by then is seen by a scheduler that decides a step ahead
         self._resting = False  # nothing to do: an arrival changes that
         self._batch: Batch | None = None
         self._durations: Durations = Affine(0.0, 0.0, 1)  # of the batch that runs
         self._progress = (0, 0)
-        self._fruitless = 0
+        self._preemptions = 0
 
     @property
     def outstanding(self) -> int:
@@ -311,7 +315,7 @@ class _Replica:
             output = request.output_tokens
             self.inbox.append(Sequence(request, sent_s, output if output < room else room))
         else:
-            self._record(Sequence(request, sent_s, 0), Status.REJECTED, _nan)
+            self._record([Sequence(request, sent_s, 0)], Status.REJECTED, _nan)
             self.client.failed(request, sent_s)
 
     def disturb(self, now: float) -> None:
@@ -331,36 +335,41 @@ class _Replica:
     def decide(self, sends: float) -> None:
         """What is next, at ``now``; the next request that this replica can know of comes at ``sends`` [s]."""
         self.free = False
-        now, horizon, state, schedule, execute = self.now, self.horizon_s, self.state, self.schedule, self.execute
-        if now >= horizon:
-            self.wake = horizon
+        now = self.now
+        if now >= self.horizon_s:
+            self.wake = self.horizon_s
             return
+        state = self.state
         if state.ahead:
             decision, sends = self._decide_ahead(now, sends)
         else:
+            schedule = self.schedule
             decision = schedule(now, state)
         if type(decision) is Batch:
+            execute = self.execute
             try:
                 durations = execute(decision, sends - now) if decision.interruptible else execute(decision)
             except RanOutError as ran_out:
                 self._crash(ran_out, now)
                 return
             end = now + durations.total
-            if end > horizon:
-                whole = cut(durations, horizon - now)
+            if end > self.horizon_s:
+                whole = cut(durations, self.horizon_s - now)
                 if whole is None:
-                    self.wake = horizon
+                    self.wake = self.horizon_s
                     return
                 durations = whole
                 end = now + durations.total
-            self._batch, self._durations, self.wake = decision, durations, end
+            self._batch = decision
+            self._durations = durations
+            self.wake = end
         elif isinstance(decision, OutOfMemory):
             self._crash(decision, now)
         else:
             assert isinstance(decision, Wait)
             self._resting = True
             until = min(decision.until, sends)
-            self.wake = until if until == _inf else min(until, horizon)
+            self.wake = until if until == _inf else min(until, self.horizon_s)
 
     def _decide_ahead(self, now: float, sends: float) -> tuple[Any, float]:
         """A decision that knows what had arrived when the step before it started, and until when it may run [s]."""
@@ -380,35 +389,35 @@ class _Replica:
 
     def end(self) -> None:
         """What ran, waited or was down until ``wake`` has ended."""
-        batch, durations, start, end = self._batch, self._durations, self.now, self.wake
+        batch = self._batch
+        start = self.now
+        self.now = end = self.wake
         self.wake = _inf
-        self.now = end
         self.free = True
         if batch is None:
             self.down = self._resting = False
             self._seen = end
             return
         self._batch = None
-        state = self.state
+        durations, state = self._durations, self.state
         if state.stood and batch.decode:
             state.resume(start + durations.first)
-        finished = state.commit(batch, durations.count, end)
-        if self._alone and type(durations) is Affine:  # several replicas log exact seconds, not a difference of times
-            log = self._log
-            log += (
-                (start, durations.count, end - start, durations.base),
-                batch.shape,
-                batch.tally,
-                (state.blocks_in_use, len(finished)),
-            )
+        count = durations.count
+        finished = state.commit(batch, count, end)
+        if type(durations) is Affine:
+            # Several replicas log exact seconds, not a difference of times.
+            seconds = end - start if self._alone else durations.total
+            log, told = self._log, (state.blocks_in_use, len(finished))
+            # Added up, because unpacking named tuples takes twice as long.
+            log((start, count, seconds, durations.base) + batch.shape + batch.tally + told)  # noqa: RUF005
         else:
             self._log_pieces(batch, durations, start, len(finished))
         if state.ahead:
             self._seen = end - durations.last
         if finished:
-            answered, record = self.client.answered, self._record
+            self._record(finished, _COMPLETED, end)
+            answered = self.client.answered
             for sequence in finished:
-                record(sequence, _COMPLETED, end)
                 answered(sequence.request, end)
 
     def _log_pieces(self, batch: Batch, durations: Durations, start: float, finished: int) -> None:
@@ -416,12 +425,8 @@ class _Replica:
         shape, counts = batch.shape, batch.tally
         pieces = list(durations.pieces())
         for last, piece in zip((*[False] * (len(pieces) - 1), True), pieces, strict=True):
-            self.decisions.rows += (
-                (start, piece.count, piece.total, piece.base),
-                shape,
-                counts,
-                (self.state.blocks_in_use, finished if last else 0),
-            )
+            held = self.state.blocks_in_use, finished if last else 0
+            self.decisions.rows.append((start, piece.count, piece.total, piece.base, *shape, *counts, *held))
             counts = counts._replace(resumed_rows=0)
             start += piece.total
             shape = shape._replace(
@@ -437,23 +442,22 @@ class _Replica:
 
     def _watch(self) -> None:
         """Sequences may preempt each other for ever, as they may in vLLM; a simulation must end."""
-        progress = (self.ended, self.state.decoding.step)
+        progress, preemptions = (self.ended, self.state.decoding.step), self.state.preemptions
         if progress != self._progress:
-            self._progress, self._fruitless = progress, 0
-            return
-        self._fruitless += sum(counts[_PREEMPTED] for counts in self.decisions.rows[2::4])
-        if self._fruitless > _MOST_FRUITLESS:
+            self._progress, self._preemptions = progress, preemptions
+        fruitless = preemptions - self._preemptions
+        if fruitless > _MOST_FRUITLESS:
             raise InputError(
                 "scheduler",
-                f"{self._fruitless} preemptions without a token: sequences take each other's KV blocks for ever; "
+                f"{fruitless} preemptions without a token: sequences take each other's KV blocks for ever; "
                 "give more blocks, fewer sequences, or scheduler_reserve_full_isl: true",
             )
 
     def _crash(self, event: OutOfMemory | RanOutError, now: float) -> None:
         """Lose what runs, as the policy foresaw or a device found out, and restart."""
         lost = self.state.crash()
+        self._record(lost, Status.OOM, _nan)
         for sequence in lost:
-            self._record(sequence, Status.OOM, _nan)
             self.client.failed(sequence.request, now)
         if isinstance(event, RanOutError):
             event = OutOfMemory(now, len(lost), event.wanted_bytes, event.available_bytes)
@@ -466,21 +470,23 @@ class _Replica:
         self.now = now
         if self.state.ahead:
             self._show(now)
-        for sequence in self.state.settle():
-            self._record(sequence, Status.UNFINISHED, _nan)
+        self._record(self.state.settle(), Status.UNFINISHED, _nan)
 
-    def _record(self, sequence: Sequence, status: int, finish_s: float) -> None:
-        self.ended += 1
-        request = sequence.request
-        scheduled, first, slot = sequence.scheduled_s, sequence.first_token_s, sequence.slot
-        self.requests.rows.append(
-            (
-                request.id, request.arrival_s, sequence.sent_s, request.prompt_tokens, request.output_tokens,
-                sequence.output_limit, sequence.generated, _nan if scheduled is None else scheduled,
-                _nan if first is None else first, finish_s, status, sequence.preemptions, sequence.recomputed,
-                _nan if slot is None else slot,
-            )
-        )  # fmt: skip
+    def _record(self, ended: list[Sequence], status: int, finish_s: float) -> None:
+        """Log requests that have ended, at ``finish_s`` [s] if they were served."""
+        self.ended += len(ended)
+        log = self.requests.rows.append
+        for sequence in ended:
+            request = sequence.request
+            scheduled, first, slot = sequence.scheduled_s, sequence.first_token_s, sequence.slot
+            log(
+                (
+                    request.id, request.arrival_s, sequence.sent_s, request.prompt_tokens, request.output_tokens,
+                    sequence.output_limit, sequence.generated, _nan if scheduled is None else scheduled,
+                    _nan if first is None else first, finish_s, status, sequence.preemptions, sequence.recomputed,
+                    _nan if slot is None else slot,
+                )
+            )  # fmt: skip
 
     def result(self) -> Run:
         requests = self.requests.columns()

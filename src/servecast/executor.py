@@ -183,7 +183,8 @@ class ModelExecutor:
         self._scaled = step_time_scale != 1.0
 
     def run(self, batch: Batch, until: float = math.inf) -> Affine:
-        base, slope, count = self._durations(batch.shape, batch.iterations)
+        durations = self._durations
+        base, slope, count = durations(batch.shape, batch.iterations)
         if not 0.0 < base < _INFINITE:
             raise InputError("cost model", f"step time must be > 0 and finite, got {base!r} s for {batch.shape}")
         if self._scaled:
@@ -192,14 +193,3 @@ class ModelExecutor:
         if count > 1 and until < count * (base + slope * count):
             count = min(count, first_to_end_at(base, slope, until))
         return Affine(base, slope, count)
-
-
-class Stepping:
-    """Any executor, one iteration at a time: what coalescing must agree with."""
-
-    def __init__(self, executor: Executor) -> None:
-        self.executor = executor
-
-    def run(self, batch: Batch, until: float = math.inf) -> Durations:
-        batch.iterations = 1
-        return self.executor.run(batch, until)

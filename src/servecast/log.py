@@ -1,12 +1,13 @@
-"""An append-only table: rows go in as tuples, columns come out as arrays.
+"""An append-only table: rows go in one by one, columns come out as arrays.
 
-Rows are turned into compact columns a few thousand at a time, which is what keeps a run of a million requests in
-memory and costs least per row: a tuple appended to a list is the cheapest thing Python can do with a row.
+Every so often the rows are packed into bytes, each number in the type of its column. That costs less than making
+arrays of them, and keeps a run of a million requests in memory.
 """
 
 from __future__ import annotations
 
-from itertools import chain
+import struct
+from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,52 +17,46 @@ if TYPE_CHECKING:
 
 #: Counts that can pass two thousand million in one row: pairs are quadratic in a prompt's length.
 _WIDE = frozenset(("prefill_pairs", "prefill_context", "decode_context"))
-
-
-#: Rows of a chunk: large enough that its columns are mapped, not carved from the heap, and so given back one by one.
-_CHUNK = 65_536
+#: Bytes of a block: so large that the system maps it, instead of carving it from the heap, and takes it back whole.
+_BLOCK = 1 << 23
 
 
 class Log:
-    """``rows`` takes tuples of numbers in the order of ``names``; a row may come as several.
+    """``rows`` takes tuples of numbers in the order of ``names``.
 
     Names that end in ``_s``, and ``seconds``, hold times; ``slot`` may be NaN.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        self.names = names
+        codes = [_code(name) for name in names]
         self.rows: list[tuple[Any, ...]] = []
-        self._chunks: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
-        self._filled = _CHUNK  # rows of the last chunk that are in use
+        self._pack = struct.Struct("=" + "".join(codes)).pack
+        self._type = np.dtype([(name, np.dtype(code)) for name, code in zip(names, codes, strict=True)])
+        self._blocks: list[bytearray] = []
 
     def flush(self) -> None:
-        """Turn the rows so far into columns."""
-        table = np.fromiter(chain.from_iterable(self.rows), dtype=np.float64).reshape(-1, len(self.names))
+        """Pack the rows so far."""
+        if not self._blocks or len(self._blocks[-1]) > _BLOCK:
+            self._blocks.append(bytearray())
+        self._blocks[-1] += b"".join(starmap(self._pack, self.rows))
         self.rows.clear()
-        while len(table):
-            if self._filled == _CHUNK:
-                for name, chunks in self._chunks.items():
-                    chunks.append(np.empty(_CHUNK, _dtype(name)))
-                self._filled = 0
-            part, table = table[: _CHUNK - self._filled], table[_CHUNK - self._filled :]
-            place = slice(self._filled, self._filled + len(part))
-            for chunks, column in zip(self._chunks.values(), part.T, strict=True):
-                chunks[-1][place] = column
-            self._filled = place.stop
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """All columns, whole; the log is empty afterwards."""
         self.flush()
-        columns = {}
-        for name in self.names:
-            chunks = self._chunks.pop(name)
-            if chunks:
-                chunks[-1] = chunks[-1][: self._filled]
-            columns[name] = np.concatenate([np.empty(0, _dtype(name)), *chunks])
+        rows = sum(map(len, self._blocks)) // self._type.itemsize
+        columns = {name: np.empty(rows, self._type[name]) for name in self._type.names or ()}
+        end = rows
+        while self._blocks:  # never all rows twice in memory
+            table = np.frombuffer(self._blocks.pop(), self._type)
+            for name, column in columns.items():
+                column[end - len(table) : end] = table[name]
+            end -= len(table)
         return columns
 
 
-def _dtype(name: str) -> type[np.generic]:
+def _code(name: str) -> str:
+    """The type of a column, as `struct` and numpy call it."""
     if name.endswith("_s") or name in ("seconds", "slot"):
-        return np.float64
-    return np.int64 if name in _WIDE else np.int32
+        return "d"
+    return "q" if name in _WIDE else "i"

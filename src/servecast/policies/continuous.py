@@ -132,9 +132,14 @@ class Continuous(Policy):
                     state.reserve(decoding.blocks_needed(1))
                 self._admit(now, state, prefill, budget, free - wanted, limit)
         if prefill:
-            return state.step(prefill, 1, 1, preempted)
+            return state.step(prefill, 1, preempted)
         if decoding.count:
-            return state.decode(self.max_num_seqs, preempted, self.scheduling_policy == "priority")
+            steps = 1 if preempted or state.ended else decoding.steps(free)
+            free_slot = len(state.running) < self.max_num_seqs
+            # Whoever waits now is blocked until rows end. One of higher priority could still come and fit.
+            return state.decode(
+                steps, preempted, free_slot and (not state.waiting or self.scheduling_policy == "priority")
+            )
         if state.release_ended():
             return self.schedule(now, state)
         if preempted:

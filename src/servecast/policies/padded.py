@@ -22,20 +22,19 @@ if TYPE_CHECKING:
 
 
 class PaddedState(ClosedState):
-    """``padded`` is the length of every row so far."""
+    """Every row of the batch has ``offset + decoding.step`` tokens in the cache: the longest one's."""
 
-    __slots__ = ("padded",)
+    __slots__ = ("offset",)
 
-    def __init__(self, pool: BlockPool, activation_blocks: Callable[[int], int], respond: str) -> None:
-        super().__init__(pool, activation_blocks, respond)
-        self.padded = 0
+    offset: int
 
-    def _grow(self, iterations: int) -> None:
-        self.padded += iterations
-        self.pool.take(self.pool.blocks(len(self.running) * self.padded) - self.pool.held)
+    @property
+    def padded(self) -> int:
+        """The length of every row so far."""
+        return self.offset + self.decoding.step
 
-    def held_after(self, iterations: int) -> int:
-        return self.pool.blocks(len(self.running) * (self.padded + iterations)) if iterations else self.pool.held
+    def _growth(self, iterations: int) -> int:
+        return self.pool.blocks(len(self.running) * (self.padded + iterations)) - self.pool.held
 
     def rows(self, batch: Batch) -> Iterator[Row]:
         if batch.prefill:
@@ -71,7 +70,8 @@ class Padded(ClosedBatch):
         pool = state.pool
         rows = len(members)
         lengths = [sequence.tokens for sequence in members]
-        state.padded = padded = max(lengths)
+        padded = max(lengths)
+        state.offset = padded - state.decoding.step
         blocks = pool.blocks(rows * padded)
         wanted = blocks + state.activation_blocks(rows * padded)
         if wanted > pool.total:
@@ -89,6 +89,6 @@ class Padded(ClosedBatch):
         longest = room * pool.block_size // rows
         if longest <= padded:
             return out_of_memory(now, state, pool.total - room + pool.blocks(rows * (padded + 1)))
-        batch = state.step([], iterations=min(state.decoding.next_finish - state.decoding.step, longest - padded))
+        batch = state.decode(min(state.decoding.next_finish - state.decoding.step, longest - padded))
         batch.shape = StepShape(0, 0, 0, 0, rows, rows * padded, padded + 1)
         return batch

@@ -60,7 +60,9 @@ class PrefillFirst(Policy):
         if not state.decoding.count:
             return Wait(math.inf)
         preempted, _ = preempt_last(state, [], state.decoding.blocks_needed(1))
-        return state.decode(self.max_num_seqs, preempted)
+        # After a preemption the next step may admit who could not be admitted in this one.
+        steps = 1 if preempted else state.decoding.steps(state.pool.free)
+        return state.decode(steps, preempted, not state.waiting and len(state.running) < self.max_num_seqs)
 
     def _prompts(self, now: float, state: State) -> list[tuple[Sequence, int]]:
         """Prompts to compute: the one that was cut, then whoever can be admitted; nobody overtakes the head."""

@@ -82,11 +82,9 @@ class PrefixState(State):
         self._empty(blocks)
         self._reserved = blocks
 
-    def _grow(self, iterations: int) -> None:
-        blocks = self.decoding.blocks_needed(iterations)
-        if blocks:
-            self._reserved = 0
-            self.take(blocks)
+    def _grow(self, blocks: int) -> None:
+        self._reserved = 0
+        self.take(blocks)
 
     def _empty(self, blocks: int) -> None:
         """Forget as many blocks as it takes to have this many empty ones."""

@@ -46,12 +46,13 @@ class State:
     ahead : the next step is decided on while this one runs, so rows that end with it stay for one more decision
     standing : decode rows that stand still, by the time [s] of their last token; ``stood`` in all
     blocks_in_use : KV blocks held during the step just committed, before its finished rows gave theirs back
+    preemptions : of all sequences
     gaps : rows of `engine.GAP_COLUMNS`
     """
 
     __slots__ = (
-        "_decoded_s", "_ended_s", "_slots", "ahead", "blocks_in_use", "decoding", "ended", "gaps", "pool", "prefilling",
-        "running", "standing", "stood", "waiting",
+        "_decoded_s", "_ended_s", "_slots", "ahead", "blocks_in_use", "decoding", "ended", "gaps", "pool",
+        "preemptions", "prefilling", "running", "standing", "stood", "waiting",
     )  # fmt: skip
 
     def __init__(self, pool: BlockPool, waiting: Queue | None = None, ahead: bool = False) -> None:
@@ -65,7 +66,7 @@ class State:
         self.standing: dict[float, int] = {}
         self.stood = 0
         self.gaps: list[tuple[float, float, float, int]] = []
-        self.blocks_in_use = 0
+        self.blocks_in_use = self.preemptions = 0
         self._slots: list[int] = []
         self._ended_s = 0.0  # end of the last step
         self._decoded_s = 0.0  # end of the last step in which rows decoded
@@ -118,6 +119,7 @@ class State:
         sequence.resident = max(sequence.resident, sequence.computed)
         sequence.computed = sequence.blocks = 0
         sequence.preemptions += 1
+        self.preemptions += 1
         self.waiting.appendleft(sequence)
 
     def pause(self, sequence: Sequence) -> None:
@@ -132,20 +134,13 @@ class State:
         wanted = set(sequences)
         return {sequence: place for place, sequence in enumerate(self.running) if sequence in wanted}
 
-    def step(
-        self,
-        prefill: list[tuple[Sequence, int]],
-        decode: int = 1,
-        iterations: int = 1,
-        preempted: int = 0,
-        interruptible: bool = False,
-    ) -> Batch:
-        """The batch in which each of ``prefill`` computes so many tokens and all decode rows advance, or with
+    def step(self, prefill: list[tuple[Sequence, int]], decode: int = 1, preempted: int = 0) -> Batch:
+        """One iteration in which each of ``prefill`` computes so many tokens and all decode rows advance, or with
         ``decode`` 0 stand still; each row is computed at its own length."""
         decoding = self.decoding
-        rows = context = longest = 0
+        rows = context = longest = resumed = 0
         if decode and decoding.count:
-            rows, context, longest = decoding.count, decoding.context, decoding.longest() + 1
+            rows, context, longest, resumed = decoding.count, decoding.context, decoding.longest() + 1, self.stood
         tokens = pairs = cached = recomputed = 0
         for sequence, new in prefill:
             computed = sequence.computed
@@ -158,34 +153,28 @@ class State:
                 recomputed += min(computed + new, sequence.resident) - computed
         running, prompts = len(self.running), len(prefill)
         stalled = running - len(self.ended) - prompts - rows
-        resumed = self.stood if rows else 0
         return Batch(
             _new(StepShape, (prompts, tokens, pairs, cached, rows, context, longest)),
-            iterations,
+            1,
             prefill,
             decode,
             _new(Tally, (tokens, rows, running, len(self.waiting), preempted, recomputed, stalled, resumed)),
-            interruptible,
+            False,
             self.rows,
         )
 
-    def decode(self, max_num_seqs: int, preempted: int, overtaking: bool = False) -> Batch:
-        """Decode until a row ends or the blocks do. Who waits now is blocked until then, or would have been admitted.
-
-        overtaking : one who comes could be admitted before those who wait
-        """
-        decoding, pool = self.decoding, self.pool
-        rows, running, waiting = decoding.count, len(self.running), len(self.waiting)
-        # After a preemption, or with rows that still hold a slot, the next step may admit who could not be in this one.
-        steps = 1 if preempted or self.ended else decoding.steps(pool.total - pool.held)
+    def decode(self, iterations: int, preempted: int = 0, interruptible: bool = False) -> Batch:
+        """All decode rows advance, and nobody else."""
+        decoding = self.decoding
+        rows, running = decoding.count, len(self.running)
         stalled = running - len(self.ended) - rows
         return Batch(
             _new(StepShape, (0, 0, 0, 0, rows, decoding.context, decoding.longest() + 1)),
-            steps,
+            iterations,
             [],
             1,
-            _new(Tally, (0, rows, running, waiting, preempted, 0, stalled, self.stood)),
-            running < max_num_seqs and (not waiting or overtaking),
+            _new(Tally, (0, rows, running, len(self.waiting), preempted, 0, stalled, self.stood)),
+            interruptible,
             self.rows,
         )
 
@@ -202,7 +191,7 @@ class State:
 
     def held_after(self, iterations: int) -> int:
         """KV blocks held when so many more iterations of the decode rows have ended."""
-        return self.pool.held + (self.decoding.blocks_needed(iterations) if iterations else 0)
+        return self.pool.held + (self._growth(iterations) if iterations else 0)
 
     def resume(self, now: float) -> None:
         """Rows that stood still have a token again, at ``now`` [s]."""
@@ -222,7 +211,9 @@ class State:
         if decoding.count:
             if batch.decode:
                 assert batch.tally[_DECODED] == decoding.count, "the batch is of another state"
-                self._grow(iterations)
+                blocks = self._growth(iterations)
+                if blocks:
+                    self._grow(blocks)
                 finished = decoding.advance(iterations)
                 self._decoded_s = now
             elif decoding.count > self.stood:
@@ -234,11 +225,13 @@ class State:
         self._ended_s = now
         return self._finish(finished, now) if finished or self.ended else finished
 
-    def _grow(self, iterations: int) -> None:
-        """Take the KV blocks of so many more tokens of each decode row."""
-        blocks = self.decoding.blocks_needed(iterations)
-        if blocks:
-            self.pool.take(blocks)
+    def _growth(self, iterations: int) -> int:
+        """KV blocks that the decode rows take over so many more iterations."""
+        return self.decoding.blocks_needed(iterations)
+
+    def _grow(self, blocks: int) -> None:
+        """Take them."""
+        self.pool.take(blocks)
 
     def _prefill(self, prefill: list[tuple[Sequence, int]], now: float, finished: list[Sequence]) -> None:
         """Book the prefilled tokens of a step, and add the rows that end with it to ``finished``.

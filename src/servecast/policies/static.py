@@ -55,4 +55,4 @@ class Static(ClosedBatch):
         wanted = state.decoding.blocks_needed(1)
         if wanted > free:
             return out_of_memory(now, state, pool.total - free + wanted)
-        return state.step([], 1, state.decoding.steps(free))
+        return state.decode(state.decoding.steps(free))
