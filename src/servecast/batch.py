@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from collections.abc import Sequence as SequenceOf
 
     from servecast.requests import Sequence
 
@@ -78,6 +79,7 @@ class Batch:
         decode row
     prefill : rows that compute tokens of a prompt, or take up again after a pause, each with how many
     decode : tokens that each of the state's decode rows advances by in an iteration: 1, or 0 where they stand still
+    counts : the fields of `Tally`; a plain tuple, since naming them for each decision would take longer than pricing it
     interruptible : an arrival could change the decision, so the run ends at the first iteration boundary at or after it
     rows : ``rows(batch)`` walks the rows of the first iteration; only a device needs to
 
@@ -87,15 +89,15 @@ class Batch:
     decode rows as a preempted one is, its counts up to date, and is admitted there with its tokens found in the cache.
     """
 
-    __slots__ = ("decode", "interruptible", "iterations", "prefill", "rows", "shape", "tally")
+    __slots__ = ("counts", "decode", "interruptible", "iterations", "prefill", "rows", "shape")
 
     def __init__(
         self,
         shape: StepShape,
         iterations: int,
-        prefill: list[tuple[Sequence, int]],
+        prefill: SequenceOf[tuple[Sequence, int]],
         decode: int,
-        tally: Tally,
+        counts: tuple[int, ...],
         interruptible: bool,
         rows: Callable[[Batch], Iterator[Row]],
     ) -> None:
@@ -103,9 +105,14 @@ class Batch:
         self.iterations = iterations
         self.prefill = prefill
         self.decode = decode
-        self.tally = tally
+        self.counts = counts
         self.interruptible = interruptible
         self.rows = rows
+
+    @property
+    def tally(self) -> Tally:
+        """The counts by their names."""
+        return Tally._make(self.counts)
 
 
 class Wait(NamedTuple):

@@ -180,10 +180,11 @@ class _System:
         until_flush = _FLUSH_EVERY
         while True:
             # One replica sleeps through arrivals: what they change was known when it decided.
-            upcoming = first.wake if alone else min([next_send(), *[replica.wake for replica in replicas]])
-            if upcoming == _inf:
-                break
-            now = upcoming if upcoming < horizon else horizon
+            now = first.wake if alone else min([next_send(), *[replica.wake for replica in replicas]])
+            if now >= horizon:
+                if now == _inf:
+                    break
+                now = horizon
             yield timeout(now - clock)
             clock = now
             if sends < now and next_send() < now:
@@ -201,7 +202,7 @@ class _System:
                         now = sends
                         soon = now + instant
                     sends = receive(now)
-            if upcoming >= horizon:
+            if now >= horizon:
                 break
             for replica in replicas:
                 if replica.free:
@@ -215,7 +216,7 @@ class _System:
                     progress(sum(replica.ended for replica in replicas))
         end = max(replica.now for replica in replicas)
         for replica in replicas:
-            replica.settle(end if upcoming == _inf else max(horizon, end))
+            replica.settle(end if now == _inf else max(horizon, end))
 
     def _receive(self, now: float) -> float:
         """Hand out what has arrived by ``now`` [s], one request at least; when the next one will."""
@@ -409,7 +410,7 @@ class _Replica:
             seconds = end - start if self._alone else durations.total
             log, told = self._log, (state.blocks_in_use, len(finished))
             # Added up, because unpacking named tuples takes twice as long.
-            log((start, count, seconds, durations.base) + batch.shape + batch.tally + told)  # noqa: RUF005
+            log((start, count, seconds, durations.base) + batch.shape + batch.counts + told)  # noqa: RUF005
         else:
             self._log_pieces(batch, durations, start, len(finished))
         if state.ahead:

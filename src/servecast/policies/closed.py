@@ -109,7 +109,7 @@ class ClosedBatch(Policy):
                 return Wait(closes)
         members = [waiting.popleft() for _ in range(min(self.batch_size, len(waiting)))]
         for sequence in members:
-            state.give_slot(sequence, now)
+            state.admit(sequence, now, 0, 0)  # its blocks are taken with the batch's
         return members
 
 

@@ -135,11 +135,9 @@ class Continuous(Policy):
             return state.step(prefill, 1, preempted)
         if decoding.count:
             steps = 1 if preempted or state.ended else decoding.steps(free)
-            free_slot = len(state.running) < self.max_num_seqs
             # Whoever waits now is blocked until rows end. One of higher priority could still come and fit.
-            return state.decode(
-                steps, preempted, free_slot and (not state.waiting or self.scheduling_policy == "priority")
-            )
+            open_to_all = not state.waiting or self.scheduling_policy == "priority"
+            return state.decode(steps, preempted, open_to_all and len(state.running) < self.max_num_seqs)
         if state.release_ended():
             return self.schedule(now, state)
         if preempted:
@@ -157,7 +155,7 @@ class Continuous(Policy):
         decision = self.schedule(now, state)
         assert isinstance(decision, Batch)
         counts = decision.tally
-        decision.tally = counts._replace(preempted=counts.preempted + preempted)
+        decision.counts = counts._replace(preempted=counts.preempted + preempted)
         return decision
 
     def _chunk_limit(self, state: State) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from servecast.batch import Row, StepShape, Wait, causal_pairs
 from servecast.policies.closed import ClosedBatch, ClosedState, out_of_memory
+from servecast.policies.decoding import DecodeRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,29 +21,49 @@ if TYPE_CHECKING:
     from servecast.batch import Batch, Decision
     from servecast.kvcache import BlockPool
 
+_new = tuple.__new__  # see `policies.state`
 
-class PaddedState(ClosedState):
-    """Every row of the batch has ``offset + decoding.step`` tokens in the cache: the longest one's."""
 
-    __slots__ = ("offset",)
+class _Rectangle(DecodeRows):
+    """Rows that are held and computed as long as the longest: ``rows`` x (``offset + step``) cached tokens."""
+
+    __slots__ = ("offset", "rows")
 
     offset: int
+    rows: int
+
+    def close(self, rows: int, longest: int) -> None:
+        """Begin a batch of so many rows, the longest with so many tokens."""
+        self.rows, self.offset = rows, longest - self.step
 
     @property
     def padded(self) -> int:
-        """The length of every row so far."""
-        return self.offset + self.decoding.step
+        """Cached tokens of every row."""
+        return self.offset + self.step
 
-    def _growth(self, iterations: int) -> int:
-        return self.pool.blocks(len(self.running) * (self.padded + iterations)) - self.pool.held
+    def blocks_needed(self, steps: int) -> int:
+        size, held = self.block_size, self.rows * self.padded
+        return -(-(held + steps * self.rows) // size) + -held // size
+
+
+class PaddedState(ClosedState):
+    """Members of one batch, as a rectangle."""
+
+    __slots__ = ()
+
+    decoding: _Rectangle
+
+    def __init__(self, pool: BlockPool, activation_blocks: Callable[[int], int], respond: str) -> None:
+        super().__init__(pool, activation_blocks, respond)
+        self.decoding = _Rectangle(pool.block_size)
 
     def rows(self, batch: Batch) -> Iterator[Row]:
         if batch.prefill:
             for sequence in self.running:
-                yield Row(sequence, 0, self.padded)
+                yield Row(sequence, 0, self.decoding.padded)
         else:
             for sequence in self.running:
-                yield Row(sequence, self.padded, 1)
+                yield Row(sequence, self.decoding.padded, 1)
 
 
 @dataclass(frozen=True)
@@ -71,24 +92,24 @@ class Padded(ClosedBatch):
         rows = len(members)
         lengths = [sequence.tokens for sequence in members]
         padded = max(lengths)
-        state.offset = padded - state.decoding.step
+        state.decoding.close(rows, padded)
         blocks = pool.blocks(rows * padded)
         wanted = blocks + state.activation_blocks(rows * padded)
         if wanted > pool.total:
             return out_of_memory(now, state, wanted)
         pool.take(blocks)
         batch = state.step(list(zip(members, lengths, strict=True)))
-        batch.shape = StepShape(rows, rows * padded, rows * causal_pairs(padded), 0, 0, 0, padded)
+        batch.shape = _new(StepShape, (rows, rows * padded, rows * causal_pairs(padded), 0, 0, 0, padded))
         return batch
 
     def _decode(self, now: float, state: PaddedState) -> Decision:
         pool = state.pool
         rows = len(state.running)
-        padded = state.padded
+        padded = state.decoding.padded
         room = pool.total - state.activation_blocks(rows)
         longest = room * pool.block_size // rows
         if longest <= padded:
             return out_of_memory(now, state, pool.total - room + pool.blocks(rows * (padded + 1)))
         batch = state.decode(min(state.decoding.next_finish - state.decoding.step, longest - padded))
-        batch.shape = StepShape(0, 0, 0, 0, rows, rows * padded, padded + 1)
+        batch.shape = _new(StepShape, (0, 0, 0, 0, rows, rows * padded, padded + 1))
         return batch

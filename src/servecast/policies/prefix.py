@@ -51,7 +51,7 @@ class PrefixState(State):
         return len(found) * self.pool.block_size, sum(not block.users for block in found)
 
     def admit(self, sequence: Sequence, now: float, found: int, computed: int) -> int:
-        self.give_slot(sequence, now)
+        super().admit(sequence, now, 0, 0)
         chain = self._cached_chain(sequence)
         idle = 0
         for block in chain:

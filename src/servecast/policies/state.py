@@ -15,6 +15,7 @@ from servecast.policies.decoding import DecodeRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from collections.abc import Sequence as SequenceOf
 
     from servecast.kvcache import BlockPool
     from servecast.requests import Sequence
@@ -80,18 +81,14 @@ class State:
     def admit(self, sequence: Sequence, now: float, found: int, computed: int) -> int:
         """Give a sequence a slot and the blocks of its first ``computed`` tokens, ``found`` of them from the cache; the
         free blocks that costs."""
-        self.give_slot(sequence, now)
-        sequence.blocks = blocks = -(-computed // self.pool.block_size)
-        self.pool.take(blocks)
-        return blocks
-
-    def give_slot(self, sequence: Sequence, now: float) -> None:
-        """Let a sequence run."""
-        slots, running = self._slots, self.running
+        slots, running, pool = self._slots, self.running, self.pool
         sequence.slot = slots.pop() if slots else len(running)
         running[sequence] = None
         if sequence.scheduled_s is None:
             sequence.scheduled_s = now
+        sequence.blocks = blocks = -(-computed // pool.block_size)
+        pool.take(blocks)
+        return blocks
 
     def take_blocks(self, sequence: Sequence, computed: int) -> int:
         """Take the blocks that a running prompt lacks for its first ``computed`` tokens; how many."""
@@ -158,7 +155,7 @@ class State:
             1,
             prefill,
             decode,
-            _new(Tally, (tokens, rows, running, len(self.waiting), preempted, recomputed, stalled, resumed)),
+            (tokens, rows, running, len(self.waiting), preempted, recomputed, stalled, resumed),
             False,
             self.rows,
         )
@@ -171,9 +168,9 @@ class State:
         return Batch(
             _new(StepShape, (0, 0, 0, 0, rows, decoding.context, decoding.longest() + 1)),
             iterations,
-            [],
+            (),
             1,
-            _new(Tally, (0, rows, running, len(self.waiting), preempted, 0, stalled, self.stood)),
+            (0, rows, running, len(self.waiting), preempted, 0, stalled, self.stood),
             interruptible,
             self.rows,
         )
@@ -191,7 +188,7 @@ class State:
 
     def held_after(self, iterations: int) -> int:
         """KV blocks held when so many more iterations of the decode rows have ended."""
-        return self.pool.held + (self._growth(iterations) if iterations else 0)
+        return self.pool.held + (self.decoding.blocks_needed(iterations) if iterations else 0)
 
     def resume(self, now: float) -> None:
         """Rows that stood still have a token again, at ``now`` [s]."""
@@ -210,8 +207,8 @@ class State:
         finished: list[Sequence] = []
         if decoding.count:
             if batch.decode:
-                assert batch.tally[_DECODED] == decoding.count, "the batch is of another state"
-                blocks = self._growth(iterations)
+                assert batch.counts[_DECODED] == decoding.count, "the batch is of another state"
+                blocks = decoding.blocks_needed(iterations)
                 if blocks:
                     self._grow(blocks)
                 finished = decoding.advance(iterations)
@@ -225,15 +222,11 @@ class State:
         self._ended_s = now
         return self._finish(finished, now) if finished or self.ended else finished
 
-    def _growth(self, iterations: int) -> int:
-        """KV blocks that the decode rows take over so many more iterations."""
-        return self.decoding.blocks_needed(iterations)
-
     def _grow(self, blocks: int) -> None:
-        """Take them."""
+        """Take the blocks of the decode rows."""
         self.pool.take(blocks)
 
-    def _prefill(self, prefill: list[tuple[Sequence, int]], now: float, finished: list[Sequence]) -> None:
+    def _prefill(self, prefill: SequenceOf[tuple[Sequence, int]], now: float, finished: list[Sequence]) -> None:
         """Book the prefilled tokens of a step, and add the rows that end with it to ``finished``.
 
         The step that computes all tokens of a row gives it a new one.
