@@ -75,17 +75,15 @@ def requests_frame(run: Run) -> pd.DataFrame:
     """One row a request, in order of id; what is not known is missing."""
     import pandas as pd
 
-    times = latencies(run.requests, run.respond)
-    names = [status.name.lower() for status in Status]
-    columns: dict[str, Any] = {name: run.requests[name] for name in ("id", "arrival_s", "sent_s")}
-    columns["client_queue_s"] = times["client_queue"]
-    columns |= {name: run.requests[name] for name in ("prompt_tokens", "output_tokens", "generated_tokens")}
-    columns["status"] = pd.Categorical.from_codes(run.requests["status"].astype(np.int8), categories=pd.Index(names))
-    columns |= {name: run.requests[name] for name in ("scheduled_s", "first_token_s", "finish_s")}
-    columns |= {f"{name}_s": times[name] for name in ("queue", *times)}
-    columns |= {name: run.requests[name] for name in ("preemptions", "recomputed_tokens")}
+    times = {f"{name}_s": values for name, values in latencies(run.requests, run.respond).items()}
+    names = pd.Index([status.name.lower() for status in Status])
+    columns: dict[str, Any] = run.requests | times
+    columns["status"] = pd.Categorical.from_codes(run.requests["status"].astype(np.int8), categories=names)
     columns["slot"] = pd.array(run.requests["slot"], dtype="Int32")
-    return pd.DataFrame(columns)
+    sizes = ("prompt_tokens", "output_tokens", "generated_tokens")
+    moments = ("scheduled_s", "first_token_s", "finish_s", "queue_s")
+    order = ("id", "arrival_s", "sent_s", "client_queue_s", *sizes, "status", *moments, *times)
+    return pd.DataFrame({name: columns[name] for name in (*order, "preemptions", "recomputed_tokens", "slot")})
 
 
 def decisions_frame(run: Run, hardware: Hardware | None = None) -> pd.DataFrame:

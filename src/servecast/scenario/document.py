@@ -58,8 +58,6 @@ def read(path: Path) -> Document:
         loader = _Loader(text)
         root = loader.get_single_node()
         data = loader.construct_document(root) if root is not None else None
-    except _RepeatedKeyError as error:
-        raise InputError(f"{path}:{error.line}", f"key {error.key!r} stands twice in one mapping: keep one") from None
     except yaml.YAMLError as error:
         raise InputError(*_syntax(path, error)) from None
     except _NO_VALUE as error:
@@ -77,15 +75,8 @@ def value(text: str, place: str) -> object:
     """The value of an option such as ``--set key=VALUE``, read as the scenario file would read it."""
     try:
         return _Loader(text).get_single_data()
-    except (yaml.YAMLError, _RepeatedKeyError, *_NO_VALUE):
+    except (yaml.YAMLError, *_NO_VALUE):
         raise InputError(place, f"{text!r} is not a YAML value: quote it") from None
-
-
-class _RepeatedKeyError(Exception):
-    def __init__(self, key: object, line: int) -> None:
-        super().__init__(key)
-        self.key = key
-        self.line = line
 
 
 class _Loader(yaml.SafeLoader):
@@ -99,7 +90,8 @@ class _Loader(yaml.SafeLoader):
             if key_node.tag == "tag:yaml.org,2002:merge" or not isinstance(key_node, yaml.ScalarNode):
                 continue
             if key_node.value in seen:
-                raise _RepeatedKeyError(key_node.value, key_node.start_mark.line + 1)
+                problem = f"key {key_node.value!r} stands twice in one mapping"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(key_node.value)
         return super().construct_mapping(node, deep=deep)
 
@@ -139,6 +131,7 @@ def _child(node: yaml.Node, part: str | int) -> tuple[int, yaml.Node] | None:
 _REMEDIES = {
     "'\\t'": "a tab stands where YAML wants spaces: indent with spaces",
     "but found another document": "a second document starts here ('---'): one file holds one scenario",
+    "stands twice": "{problem}: keep one",
     "could not determine a constructor": "{problem}: a scenario is plain data, take the '!' tag out",
     "expected alphabetic or numeric character": "a * stands for a YAML alias here: quote the key path, "
     '"policies[*].batch_size"',

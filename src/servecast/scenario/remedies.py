@@ -82,7 +82,7 @@ def input_error(
 def _problem(detail: ErrorDetails, path: KeyPath, schema: type[BaseModel], data: object) -> str:
     """The value and the remedy."""
     kind, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
-    field = _field(schema, path, data)
+    _, field = _walk(schema, path, data)
     wanted = f" ({field.description})" if field is not None and field.description else ""
     if kind == "extra_forbidden":
         return _unknown_key(path, schema, data)
@@ -92,7 +92,7 @@ def _problem(detail: ErrorDetails, path: KeyPath, schema: type[BaseModel], data:
         shown = context.get("value", value)
         return (f"{_shown(shown)}: " if isinstance(shown, str | int | float) else "") + str(context["remedy"])
     if kind == "union_tag_not_found":
-        return f"missing: add kind: {either(_kinds_at(schema, path[:-1], data))}"
+        return f"missing: add kind: {either(_kinds_in(_walk(schema, path[:-1], data)[1]))}"
     if kind == "union_tag_invalid":
         kinds = [tag.strip("' ") for tag in str(context["expected_tags"]).split(",")]
         return f"{_shown(context['tag'])} is unknown: {_nearest(str(context['tag']), kinds)}"
@@ -113,7 +113,7 @@ def _problem(detail: ErrorDetails, path: KeyPath, schema: type[BaseModel], data:
         return f"{_shown(value)} is not allowed here: give{wanted}"
     if kind in {"too_short", "string_too_short"}:
         return f"{_shown(value)} is empty: give at least one{wanted}"
-    if kind in _MAPPINGS and (kinds := _kinds_at(schema, path, data)):
+    if kind in _MAPPINGS and (kinds := _kinds_in(field)):
         example = f"{{kind: fixed, tokens: {value}}}" if "fixed" in kinds else f"{{kind: {kinds[0]}, ...}}"
         return f"{_shown(value)} is {_named(value)}: give a mapping with its kind ({either(kinds)}), as {example}"
     if value is None:
@@ -125,9 +125,9 @@ def _problem(detail: ErrorDetails, path: KeyPath, schema: type[BaseModel], data:
 
 def _unknown_key(path: KeyPath, schema: type[BaseModel], data: object) -> str:
     key = str(path[-1])
-    section = _section(schema, path[:-1], data)
+    section, field = _walk(schema, path[:-1], data)
     known = list(section.model_fields) if section is not None else []
-    others = {name for other in _siblings(schema, path[:-1], data) for name in other.model_fields}
+    others = {name for other in _siblings(field) for name in other.model_fields}
     if section is not None and key in others:
         return f"kind {_kinds(section)[0]} has no such key: take it out (its keys are {', '.join(known)})"
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
@@ -198,30 +198,21 @@ def _child(node: object, part: str | int) -> object:
     return None
 
 
-def _section(schema: type[BaseModel], path: KeyPath, data: object) -> type[BaseModel] | None:
-    """The section that a key path leads to; among several, the one of the ``kind`` that the data has there."""
+def _walk(schema: type[BaseModel], path: KeyPath, data: object) -> tuple[type[BaseModel] | None, FieldInfo | None]:
+    """The section that a key path leads to (of several the one of the ``kind`` that the data has there), and its field.
+
+    A key of a mapping that the scenario's author names has no section, and the field of the mapping.
+    """
     section: type[BaseModel] | None = schema
-    node = data
-    choices: list[type[BaseModel]] = [schema]
+    field, node, choices = None, data, [schema]
     for part in path:
         node = _child(node, part)
         if isinstance(part, str):
-            field = section.model_fields.get(part) if section is not None else None
-            choices = list(_sections_in(field.annotation)) if field is not None else []
+            field = section.model_fields.get(part) if section is not None else field
+            choices = list(_sections_in(field.annotation)) if section is not None and field is not None else []
         kind = node.get("kind") if isinstance(node, dict) else None
         section = next((one for one in choices if len(choices) == 1 or kind in _kinds(one)), None)
-    return section
-
-
-def _field(schema: type[BaseModel], path: KeyPath, data: object) -> FieldInfo | None:
-    while path and not isinstance(path[-1], str):
-        path = path[:-1]
-    if not path:
-        return None
-    section = _section(schema, path[:-1], data)
-    if section is None:  # a key of a mapping that the scenario's author names: its field is the mapping's
-        return _field(schema, path[:-1], data)
-    return section.model_fields.get(str(path[-1]))
+    return section, field
 
 
 def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -236,14 +227,13 @@ def _kinds(section: type[BaseModel]) -> tuple[str, ...]:
     return get_args(field.annotation) if field is not None else ()
 
 
-def _siblings(schema: type[BaseModel], path: KeyPath, data: object) -> list[type[BaseModel]]:
-    """The sections of any ``kind`` that can stand at a key path."""
-    field = _field(schema, path, data)
+def _siblings(field: FieldInfo | None) -> list[type[BaseModel]]:
+    """The sections of any ``kind`` that can be the value of a field."""
     return [section for section in _sections_in(field.annotation) if _kinds(section)] if field is not None else []
 
 
-def _kinds_at(schema: type[BaseModel], path: KeyPath, data: object) -> list[str]:
-    return [kind for section in _siblings(schema, path, data) for kind in _kinds(section)]
+def _kinds_in(field: FieldInfo | None) -> list[str]:
+    return [kind for section in _siblings(field) for kind in _kinds(section)]
 
 
 def _keys(schema: type[BaseModel], above: tuple[str, ...]) -> Iterator[tuple[str, str]]:

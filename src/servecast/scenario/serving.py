@@ -7,9 +7,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from servecast import memory
 from servecast.cost import profile as profiles
@@ -18,7 +19,7 @@ from servecast.errors import InputError
 from servecast.specs import catalogue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from servecast.cost.model import CostModel
     from servecast.cost.profile import ProfileFile
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from servecast.specs.device import DeviceSpec
     from servecast.specs.model import ModelSpec
 
-Found = TypeVar("Found")
 #: Where the name of a file ends in a place: ``trace.csv:17``, ``my-gpu.yaml.tdp_w``.
 _OF_A_FILE = re.compile(r":|(?<=\.yaml)\.|(?<=\.yml)\.|(?<=\.json)\.")
 
@@ -52,18 +52,21 @@ def serving(scenario: Scenario) -> Serving:
     """
     engine = scenario.engine
     kv_dtype = None if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype
-    model = _quantized(scenario, _placed("scenario.model", lambda: catalogue.model(scenario.model)))
+    with _placed("scenario.model"):
+        model = catalogue.model(scenario.model)
+    model = _quantized(scenario, model)
     profile, split = None, engine.tensor_parallel_size or 1
-    cost: CostModel
     if scenario.profile is None:
-        device = _placed("scenario.device", lambda: catalogue.device(str(scenario.device)))
-        cost = _placed("scenario.device", lambda: Roofline(model, device, split, kv_dtype))
+        with _placed("scenario.device"):
+            device = catalogue.device(str(scenario.device))
+            cost: CostModel = Roofline(model, device, split, kv_dtype)
     else:
-        profile = measured = _placed("scenario.profile", lambda: profiles.load(str(scenario.profile)))
-        device = _placed("scenario.profile", lambda: catalogue.device(measured.device))
-        split = engine.tensor_parallel_size or measured.tensor_parallel
-        _placed("scenario.profile", lambda: measured.require(model.name, split, kv_dtype))
-        cost = measured.cost()
+        with _placed("scenario.profile"):
+            profile = profiles.load(str(scenario.profile))
+            device = catalogue.device(profile.device)
+            split = engine.tensor_parallel_size or profile.tensor_parallel
+            profile.require(model.name, split, kv_dtype)
+        cost = profile.cost()
     share = engine.gpu_memory_utilization or memory.engine_defaults(device, engine.like).gpu_memory_utilization
     return Serving(model, device, cost, split, kv_dtype, share, profile)
 
@@ -104,7 +107,6 @@ def _settled(entry: PolicyEntry, device: DeviceSpec) -> PolicyEntry:
         "enable_prefix_caching": True,
         "async_scheduling": version >= (0, 14),
         **given,
-        "kind": entry.kind,
         "name": entry.name,
     }
     return type(entry).model_validate(values)
@@ -117,11 +119,9 @@ def require_whole_prompts_fit(policy: Policy, budget: MemoryBudget, place: str) 
     """
     longest = min(budget.max_model_len, budget.kv_tokens)
     if policy.longest_prompt < longest:
-        problem = (
-            f"{policy.longest_prompt} is less than max_model_len {longest}: without chunked prefill a prompt must fit "
-            f"one step; give at least {longest}, set engine.max_model_len lower, or enable_chunked_prefill: true"
-        )
-        raise InputError(f"{place}.max_num_batched_tokens", problem)
+        problem = f"{policy.longest_prompt} is less than max_model_len {longest}: without chunked prefill a prompt must"
+        remedy = f"give at least {longest}, set engine.max_model_len lower, or enable_chunked_prefill: true"
+        raise InputError(f"{place}.max_num_batched_tokens", f"{problem} fit one step; {remedy}")
 
 
 def memory_budget(scenario: Scenario, served: Serving, step: tuple[int, int]) -> MemoryBudget:
@@ -130,23 +130,17 @@ def memory_budget(scenario: Scenario, served: Serving, step: tuple[int, int]) ->
     Raises InputError, with vLLM's own start-up errors among others.
     """
     tokens, rows = step
-    engine = scenario.engine
-    return _placed(
-        "scenario.engine",
-        lambda: memory.budget(
+    with _placed("scenario.engine"):
+        return memory.budget(
             served.model,
             served.device,
             gpu_memory_utilization=served.memory_share,
-            block_size=engine.block_size,
             max_num_batched_tokens=tokens,
             max_num_seqs=rows,
             kv_dtype=served.kv_dtype,
             tensor_parallel=served.tensor_parallel,
-            kv_blocks=engine.kv_blocks,
-            max_model_len=engine.max_model_len,
-            enforce_eager=engine.enforce_eager,
-        ),
-    )
+            **scenario.engine.model_dump(include={"block_size", "kv_blocks", "max_model_len", "enforce_eager"}),
+        )
 
 
 def activation_blocks(scenario: Scenario, served: Serving, budget: MemoryBudget) -> Callable[[int], int]:
@@ -167,10 +161,11 @@ def activation_blocks(scenario: Scenario, served: Serving, budget: MemoryBudget)
     return blocks
 
 
-def _placed(place: str, find: Callable[[], Found]) -> Found:
-    """What ``find`` gives; its InputError is placed in the scenario, unless it knows a file of its own."""
+@contextmanager
+def _placed(place: str) -> Iterator[None]:
+    """An InputError is placed in the scenario, unless it knows a file of its own."""
     try:
-        return find()
+        yield
     except InputError as error:
         if error.place.startswith(("engine.", "model")):
             place = f"scenario.{error.place}"
