@@ -9,7 +9,7 @@ import pytest
 from test_cli import TINY, command
 
 from servecast.cli import app as cli
-from servecast.report import as_json
+from servecast.report.run_page import as_json
 from servecast.run import sweep
 
 
@@ -65,7 +65,7 @@ def test_what_is_not_known_is_null_and_a_burst_is_told_apart(tiny, capsys):
 
 
 def test_numbers_that_json_does_not_have_become_null():
-    assert strict(as_json.text([{"a": float("nan"), "b": [float("-inf"), 1.5], "c": Path("x")}]))["scenarios"] == [
+    assert strict(as_json([{"a": float("nan"), "b": [float("-inf"), 1.5], "c": Path("x")}]))["scenarios"] == [
         {"a": None, "b": [None, 1.5], "c": "x"}
     ]
 

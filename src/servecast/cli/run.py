@@ -146,16 +146,16 @@ def _run_all(scenarios: list[Scenario], command: _Command) -> None:
         incomplete = [each for each in scenarios if not _run_one(each, command)]
     finally:  # stopped on the way, what was made is printed
         if command.documents:
-            from servecast.report import as_json
+            from servecast.report.run_page import as_json
 
-            print(as_json.text(command.documents))
+            print(as_json(command.documents))
     if incomplete:
         raise typer.Exit(options.EXIT_INPUT)
 
 
 def _run_one(scenario: Scenario, command: _Command) -> bool:
     """Simulate or execute, write, print; whether every run could be made."""
-    from servecast import report
+    from servecast.report import run_page
     from servecast.run.store import opened
     from servecast.scenario import seen_from
 
@@ -167,14 +167,14 @@ def _run_one(scenario: Scenario, command: _Command) -> bool:
             resumed = f"resumed: {results.resumed} of {made} runs were made before (--fresh makes all anew)"
             print(resumed, file=sys.stdout if command.documents is None else sys.stderr)
         placed = replace(results, scenario=seen_from(folder.resolve(), results.scenario))
-        page = report.write_run(placed, command.out, command.figures, as_csv=command.as_csv)
+        page = run_page.write(placed, command.out, command.figures, as_csv=command.as_csv)
         if command.exports:
             exports = folder / "exports"
             _export(scenario, results, exports, command.exports)
         if command.documents is None:
             _print(scenario, results, command, page, exports)
         else:
-            command.documents.append(report.as_json.scenario(results, page.parent, exports))
+            command.documents.append(run_page.plain_results(results, page.parent, exports))
     for failure in results.failures:
         print(f"{scenario.name} ({failure.which}): {failure.place}: {failure.problem}", file=sys.stderr)
     if results.missing:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from servecast import memory
 from servecast.errors import InputError
 from servecast.plan import lessons
+from servecast.report.tables import table_of
 from servecast.scenario import check, serving
 from servecast.scenario.serving import memory_budget
 from servecast.text import Table, gibibytes, percent
@@ -33,10 +34,8 @@ def bare_scenario(model: str, device: str | None, profile: str | None, folder: P
     data["policies"] = [{"kind": "continuous"}]
     checked = check(data, folder)
     defaults = memory.engine_defaults(serving(checked).device, checked.engine.like)
-    data["policies"][0] |= {
-        "max_num_seqs": defaults.max_num_seqs,
-        "max_num_batched_tokens": defaults.max_num_batched_tokens,
-    }
+    for key in ("max_num_seqs", "max_num_batched_tokens"):
+        data["policies"][0][key] = getattr(defaults, key)
     return data
 
 
@@ -51,20 +50,17 @@ def explain(scenario: Scenario, lengths: Sequence[int] = ()) -> Iterator[Table]:
         steps.setdefault(entry.build().set_aside, []).append(label)
     for step, labels in steps.items():
         label = ", ".join(labels)
+        title, heads = f"memory per GPU: {served.model.name}, {label}", ("", "", "how")
         rows, left = _spent(scenario, served, step)
         try:
             budget = memory_budget(scenario, served, step)
         except memory.NotEnoughMemoryError:
             note = "less than nothing" if left < 0 else "too little: the error says for what"
-            yield _memory(served, label, [*rows, ("= left for KV", gibibytes(left), note)])
+            yield Table(title, heads, (*rows, ("= left for KV", gibibytes(left), note)))
             raise
-        yield _memory(served, label, [*rows, *_cache(scenario, served, budget)])
+        yield Table(title, heads, (*rows, *_cache(scenario, served, budget)))
         yield _concurrency(budget, lengths, label)
     yield _ridge(served, budget)
-
-
-def _memory(served: Serving, label: str, rows: list[Row]) -> Table:
-    return Table(f"memory per GPU: {served.model.name}, {label}", ("", "", "how"), tuple(rows))
 
 
 def _spent(scenario: Scenario, served: Serving, step: tuple[int, int]) -> tuple[list[Row], float]:
@@ -74,25 +70,20 @@ def _spent(scenario: Scenario, served: Serving, step: tuple[int, int]) -> tuple[
     eager = scenario.engine.enforce_eager
     parameters = f"{model.parameters():,} parameters" + (f" / {split} GPUs" if split > 1 else "")
     overhead = ["libraries", *([] if eager else ["CUDA graphs"]), *(["communicator"] if split > 1 else [])]
+    peak, rows = model.activation_bytes_peak(*step, split), f"step of {step[0]:,} tokens, {step[1]:,} rows sampled"
     taken = (
         ("- weights", model.weight_bytes(split), parameters),
-        (
-            "- activation peak",
-            model.activation_bytes_peak(*step, split),
-            f"step of {step[0]:,} tokens, {step[1]:,} rows sampled",
-        ),
+        ("- activation peak", peak, rows),
         ("- runtime overhead", memory.overhead_bytes(split, eager), ", ".join(overhead)),
     )
-    rows = [
-        ("device memory", gibibytes(served.device.memory_bytes), f"{served.device.name}, as the driver shows it"),
-        (
-            "usable",
-            gibibytes(usable),
-            f"gpu_memory_utilization {served.memory_share:g} x device memory ({scenario.engine.like})",
-        ),
-        *((name, gibibytes(count), how) for name, count, how in taken),
-    ]
-    return rows, usable - sum(count for _, count, _ in taken)
+    share = f"gpu_memory_utilization {served.memory_share:g} x device memory ({scenario.engine.like})"
+    lines = (
+        ("device memory", served.device.memory_bytes, f"{served.device.name}, as the driver shows it"),
+        ("usable", usable, share),
+        *taken,
+    )
+    left = usable - sum(count for _, count, _ in taken)
+    return [(name, gibibytes(count), how) for name, count, how in lines], left
 
 
 def _cache(scenario: Scenario, served: Serving, budget: MemoryBudget) -> Iterator[Row]:
@@ -116,29 +107,22 @@ def _cache(scenario: Scenario, served: Serving, budget: MemoryBudget) -> Iterato
 def _concurrency(budget: MemoryBudget, lengths: Sequence[int], label: str) -> Table:
     rows = []
     for length in sorted({*(lengths or _LENGTHS), budget.max_model_len}):
-        if budget.blocks_of(length) > budget.kv_blocks:
-            rows.append((f"{length:,}", "0", _start_up_error(budget, length)))
-        else:
-            note = "max_model_len" if length == budget.max_model_len else ""
-            rows.append((f"{length:,}", f"{budget.max_concurrency(length):,.2f}x", note))
+        fits = budget.blocks_of(length) <= budget.kv_blocks
+        note = "max_model_len" if length == budget.max_model_len else ""
+        sequences = f"{budget.max_concurrency(length):,.2f}x" if fits else "0"
+        rows.append((f"{length:,}", sequences, note if fits else _start_up_error(budget, length)))
     return Table(f"largest concurrency: {label}", ("tokens each", "sequences", ""), tuple(rows))
 
 
 def _start_up_error(budget: MemoryBudget, length: int) -> str:
     """What vLLM says when it starts with a max_model_len of ``length``."""
+    same = {name: getattr(budget, name) for name in
+            ("block_size", "max_num_seqs", "kv_dtype", "tensor_parallel", "kv_blocks")}  # fmt: skip
     try:
         memory.budget(
-            budget.model,
-            budget.device,
-            gpu_memory_utilization=budget.usable_bytes / budget.total_bytes,
-            block_size=budget.block_size,
-            max_num_batched_tokens=1,
-            max_num_seqs=budget.max_num_seqs,
-            kv_dtype=budget.kv_dtype,
-            tensor_parallel=budget.tensor_parallel,
-            kv_blocks=budget.kv_blocks,
-            max_model_len=length,
-        )
+            budget.model, budget.device, gpu_memory_utilization=budget.usable_bytes / budget.total_bytes,
+            max_num_batched_tokens=1, max_model_len=length, **same,
+        )  # fmt: skip
     except InputError as error:
         return error.problem
     return ""
@@ -148,14 +132,12 @@ def _ridge(served: Serving, budget: MemoryBudget) -> Table:
     ridge = served.device.ridge(served.model.dtype)
     batch = lessons.ridge_crossing(ridge, dtype=served.model.dtype).weights_only
     context = budget.kv_blocks // batch * budget.block_size
+    stops = f"{context + 1:,} tokens each" if context else "any context"
+    how = f"{budget.kv_tokens:,} KV tokens / {batch:,} sequences, in whole blocks"
     rows = (
         ("ridge", f"{ridge:,.1f} FLOP/byte", f"{served.device.name} in {served.model.dtype}, datasheet"),
         ("decode reaches it at batch", f"{batch:,}", "weights alone, ridge x bytes per value / 2"),
-        (
-            "KV memory stops it first from",
-            f"{context + 1:,} tokens each" if context else "any context",
-            f"{budget.kv_tokens:,} KV tokens / {batch:,} sequences, in whole blocks",
-        ),
+        ("KV memory stops it first from", stops, how),
     )
     return Table("ridge", ("", "", "how"), rows)
 
@@ -178,21 +160,18 @@ def worked_numbers() -> Iterator[Table]:
     )
     # Both ridges of one device under each other: without a word they look like the same row twice.
     walls = [wall for pair in zip(lessons.memory_walls(_RIDGE), lessons.memory_walls(), strict=True) for wall in pair]
-    yield Table(
+    yield table_of(
         "context from which KV memory stops the batch before the ridge does",
-        ("model", "device", "ridge [FLOP/byte]", "batch there", "KV tokens", "context [tokens]"),
-        tuple(
-            (
-                wall.model,
-                wall.device,
-                f"{wall.ridge:,.1f}, {'the example' if wall.ridge == _RIDGE else 'its own'}",
-                f"{wall.batch:,}",
-                f"{wall.kv_tokens:,}",
-                f"{wall.context:,}",
-            )
+        [
+            {
+                "model": wall.model, "device": wall.device,
+                "ridge [FLOP/byte]": f"{wall.ridge:,.1f}, {'the example' if wall.ridge == _RIDGE else 'its own'}",
+                "batch there": f"{wall.batch:,}", "KV tokens": f"{wall.kv_tokens:,}",
+                "context [tokens]": f"{wall.context:,}",
+            }
             for wall in walls
-        ),
-    )
+        ],
+    )  # fmt: skip
     waste = lessons.padding_waste()
     yield Table(
         "one prompt of 2,000 tokens padded together with seven of 50",

@@ -61,12 +61,8 @@ def _loads(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Char
             numbers.append(("$/M output tokens there", number(option.usd_per_mtok["output"].value, 4)))
         if option.binds:
             numbers.append(("what binds", option.binds))
-        bars.append(
-            Bar(
-                option.label, tuple(numbers), value=each.value, low=each.low, high=each.high,
-                look=looks[option.label], hollow=not option.serves, words=of_all,
-            )
-        )  # fmt: skip
+        bar = Bar(option.label, tuple(numbers), (), *each, looks[option.label], of_all, hollow=not option.serves)
+        bars.append(bar)
     panel = Bars(Axis(f"highest load within the goal, of each GPU [{unit}]", base=0.0), tuple(bars))
     most = max(bars, key=lambda bar: bar.value or 0.0)
     caption = f"{most.name} serves most on each GPU: {number(most.value)} {unit} within the goal."
@@ -97,8 +93,8 @@ def _gpus(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Chart
             steps.append(Datum(min(upto, top), float(gpus), option.label, numbers))
         series.append(Series(option.label, looks[option.label], (tuple(steps),), quiet=True, stepped=True))
         if option.target_gpus is not None:
-            told = (("GPUs", str(option.target_gpus)), (f"serve [{unit}]", number(target)), ("by", "simulation"))
-            point = Datum(target, float(option.target_gpus), f"{option.label}, the target", told)
+            numbers = (("GPUs", str(option.target_gpus)), (f"serve [{unit}]", number(target)), ("by", "simulation"))
+            point = Datum(target, float(option.target_gpus), f"{option.label}, the target", numbers)
             series.append(Series(option.label, looks[option.label], ((point,),)))
     x, y = Axis(f"load [{unit}]", base=0.0), Axis("GPUs", base=0.0, whole=True)
     panel = Panel(x, y, tuple(series), lines=(Line(f"target {number(target)}", x=target),))
@@ -119,11 +115,8 @@ def _money(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Char
         points = []
         for share in _SHARES:
             price = option.usd_per_mtok["output"].over(share)
-            numbers = (
-                ("of the highest load", f"{share:.0%}"),
-                ("$/M output tokens", number(price.value, 4)),
-                ("90 % interval", bounds(price, 4)),
-            )
+            numbers = (("of the highest load", f"{share:.0%}"), ("$/M output tokens", number(price.value, 4)),
+                       ("90 % interval", bounds(price, 4)))  # fmt: skip
             drawn = share == 1 and price.high is not None and math.isfinite(price.high)
             ends = (price.low, price.high) if drawn else (None, None)
             points.append(Datum(100 * share, price.value, option.label, numbers, *ends))
@@ -142,20 +135,16 @@ def _money(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Char
 
 
 def _changes(plan: Plan) -> Chart:
-    tried = [change for change in plan.changes if change.gain_per_gpu is not None]
-    bars = tuple(
-        Bar(
-            change.label,
-            (("each GPU serves", signed(change.gain_per_gpu or 0.0, 1)), ("highest load", number(change.capacity, 4))),
-            value=100 * (change.gain_per_gpu or 0.0),
-            look=2,
-            words=signed(change.gain_per_gpu or 0.0, 1),
-        )
-        for change in tried
-    )
-    panel = Bars(Axis("change of the load of each GPU [%]", base=0.0), bars, lines=(Line("", x=0.0, strong=True),))
-    most = max(tried, key=lambda change: change.gain_per_gpu or 0.0)
-    caption = f"{most.label} changes what each GPU serves by {signed(most.gain_per_gpu or 0.0, 1)}."
-    if (most.gain_per_gpu or 0.0) < _NO_NEWS:
+    bars, gains = [], {}
+    for change in plan.changes:
+        if (gain := change.gain_per_gpu) is not None:
+            gains[change.label] = gain
+            numbers = (("each GPU serves", signed(gain, 1)), ("highest load", number(change.capacity, 4)))
+            bars.append(Bar(change.label, numbers, value=100 * gain, look=2, words=signed(gain, 1)))
+    axis, zero = Axis("change of the load of each GPU [%]", base=0.0), Line("", x=0.0, strong=True)
+    panel = Bars(axis, tuple(bars), lines=(zero,))
+    most = max(gains, key=gains.__getitem__)
+    caption = f"{most} changes what each GPU serves by {signed(gains[most], 1)}."
+    if gains[most] < _NO_NEWS:
         caption = f"No single change that was tried lets a GPU serve {100 * _NO_NEWS:.0f} % more."
     return Chart("changes", "One change at a time", caption, (panel,))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from servecast.run.results import Results
 
+_LONGEST = 24  # letters of a swept value in a chart
 MOST_POINTS = 600  # of a chart: more are not told apart, and a page travels by mail
 
 USERS, PER_GPU = "interactivity_tps", "output_tps_per_gpu"
@@ -40,11 +41,6 @@ _RATES = {
 }
 
 
-def _number_of(column: str) -> Metric:
-    """How a column of a point is called and written."""
-    return _RATES.get(column) or METRICS[column]
-
-
 @dataclass(frozen=True, slots=True)
 class Points:
     """The points of a sweep, ready for charts.
@@ -52,7 +48,7 @@ class Points:
     table : a row a policy and point, means over the seeds, with `USERS` and `PER_GPU`
     ranges : low and high over the seeds by column, in the order of ``table``; empty with one seed
     shown : the rows that charts draw; all of them unless there are too many
-    ordered : whether a line between points means something (`_ordered`)
+    ordered : points follow each other as loads do, and not as names: the first swept key has numbers, if any
     """
 
     table: pd.DataFrame
@@ -83,7 +79,8 @@ class Points:
         low = high = None
         if column in self.ranges and unit is not None:
             low, high = (unit * float(end[row.name]) for end in self.ranges[column])
-        words = "" if self.ordered else _cut(plain_value(row[self.keys[0]]))
+        words = "" if self.ordered else plain_value(row[self.keys[0]])
+        words = words if len(words) <= _LONGEST else f"{words[: _LONGEST - 1]}…"
         numbers = self.numbers(row, (*first, column))
         return Datum(x, y, self.name(row), numbers, low, high, bool(row["strained"]), words)
 
@@ -95,7 +92,8 @@ class Points:
     def numbers(self, row: Any, first: Sequence[str] = ()) -> tuple[tuple[str, str], ...]:
         """All numbers of a point at four digits, those of the chart's axes first; what has no value is left out."""
         columns = dict.fromkeys((*first, *(each.name for each in ranked(WIDE - 1)), *_RATES))
-        known = [_number_of(name) for name in columns if name in {*METRICS, *_RATES} and not missing(row.get(name))]
+        metrics = METRICS | _RATES
+        known = [metrics[name] for name in columns if name in metrics and not missing(row.get(name))]
         return tuple((each.label, written(each, row, 4)) for each in known)
 
     def legend(self, table: pd.DataFrame) -> tuple[Key, ...]:
@@ -146,16 +144,6 @@ class Points:
         )  # fmt: skip
 
 
-def _ordered(table: pd.DataFrame, keys: Sequence[str]) -> bool:
-    """Whether points follow each other as loads do, and not as names: the first swept key has numbers, if any."""
-    return not keys or all(isinstance(value, (int, float)) for value in table[keys[0]].dropna().tolist())
-
-
-def _cut(name: str, longest: int = 24) -> str:
-    """A swept value as a word in a chart."""
-    return name if len(name) <= longest else f"{name[: longest - 1]}…"
-
-
 def points_of(results: Results) -> Points:
     """The points of all policies, where some request completed or was lost to memory."""
     summary = results.summary
@@ -165,19 +153,15 @@ def points_of(results: Results) -> Points:
     table["strained"] = ((table["overloaded"] > 0) | (table["oom_failed"] > 0)).to_numpy(bool)
     seeds = int(summary["seed"].nunique())
     ranges = _ranges(_with_rates(summary.copy()), keys) if seeds > 1 else {}
-    looks = places(policies, results.kinds)
-    return Points(
-        table, keys, policies, looks, stated(results.scenario), ranges, _fewer(table), seeds, _ordered(table, keys)
-    )
+    looks, slo = places(policies, results.kinds), stated(results.scenario)
+    ordered = not keys or all(isinstance(value, (int, float)) for value in table[keys[0]].dropna().tolist())
+    return Points(table, keys, policies, looks, slo, ranges, _fewer(table), seeds, ordered)
 
 
 def _with_rates(table: pd.DataFrame) -> pd.DataFrame:
     pace = table["tpot_p50_s"].astype(float)
-    rates = {
-        PER_GPU: table["output_throughput_tps"].astype(float) / table["gpus"].astype(float),
-        USERS: 1 / pace.where(pace > 0),
-    }
-    return table.assign(**rates)
+    each = table["output_throughput_tps"].astype(float) / table["gpus"].astype(float)
+    return table.assign(**{PER_GPU: each, USERS: 1 / pace.where(pace > 0)})
 
 
 def _ranges(summary: pd.DataFrame, keys: list[str]) -> dict[str, tuple[Any, Any]]:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _RANKS = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)  # percentiles that have tooltips
 _CURVE = 160  # points of a distribution's line
-_STEPS = 110  # drawn of each policy on the roofline, evenly spaced in busy time
+_STEPS = 110  # drawn of each policy on the roofline, evenly spaced in its busy time
 
 #: Parts of a waste bar: label and look.
 _PARTS = (
@@ -83,10 +83,12 @@ def _distributions(view: View, done: pd.DataFrame, column: str, label: str, unit
         counted = len(own) - int((own["status"] == "completed").sum()) + len(times)  # a one-token answer has no TPOT
         ranks = [rank for rank in _RANKS if rank / 100 * len(times) >= 0.5]
         at = np.percentile(times, ranks).tolist()
-        points = (
-            _quantile(f"{policy}, p{rank:g} of {len(times):,} completed", times, time, counted, unit, label)
-            for rank, time in zip(ranks, at, strict=True)
-        )
+        points = []
+        for rank, time in zip(ranks, at, strict=True):
+            reached = 100 * float(np.searchsorted(times, time, side="right")) / counted
+            numbers = ((label, number(unit * time, 4)), ("of all requests [%]", number(reached)))
+            name = f"{policy}, p{rank:g} of {len(times):,} completed"
+            points.append(Datum(unit * time, reached, name, numbers))
         kept = evenly(len(times), _CURVE)
         curves.append(Curve(looks[policy], (unit * times[kept]).tolist(), (100 * (kept + 1) / counted).tolist()))
         series += tooltips(policy, looks[policy], points)
@@ -94,12 +96,6 @@ def _distributions(view: View, done: pd.DataFrame, column: str, label: str, unit
     lines = () if aim is None else (Line(f"target {seconds(float(aim))}", x=unit * float(aim)),)
     y = Axis("requests answered within [%]", limits=(0.0, 103.0))
     return Panel(Axis(label, log=True), y, tuple(series), lines=lines, curves=tuple(curves))
-
-
-def _quantile(name: str, times: Any, time: float, counted: int, unit: float, label: str) -> Datum:
-    reached = 100 * float(np.searchsorted(times, time, side="right")) / counted
-    numbers = ((label, number(unit * time, 4)), ("of all requests [%]", number(reached)))
-    return Datum(unit * time, reached, name, numbers)
 
 
 def _cdf_caption(view: View, done: pd.DataFrame) -> str:
@@ -116,7 +112,10 @@ def waste(view: View) -> Chart | None:
     bars, useful, used = [], {}, set()
     for policy in view.policies:
         row = view.row(policy)
-        counts = _parts_of(row)
+        recomputed = min(float(row["recomputed_tokens"]), float(row["useful_tokens"]))
+        lost = min(float(row["lost_tokens"]), float(row["useful_tokens"]) - recomputed)
+        served = float(row["useful_tokens"]) - recomputed - lost
+        counts = [served, recomputed, lost, float(row["padding_tokens"]), float(row["idle_slot_tokens"])]
         if not (total := sum(counts)):
             continue
         useful[policy] = counts[0] / total
@@ -147,14 +146,6 @@ _EMPTY = (
 )
 
 
-def _parts_of(row: Any) -> list[float]:
-    """Token places of one run, in the order of `_PARTS`."""
-    recomputed = min(float(row["recomputed_tokens"]), float(row["useful_tokens"]))
-    lost = min(float(row["lost_tokens"]), float(row["useful_tokens"]) - recomputed)
-    useful = float(row["useful_tokens"]) - recomputed - lost
-    return [useful, recomputed, lost, float(row["padding_tokens"]), float(row["idle_slot_tokens"])]
-
-
 def roofline(view: View) -> Chart | None:
     """FLOP per byte against FLOP per second of steps, on the roof of the data sheet."""
     roof = view.roof
@@ -163,9 +154,13 @@ def roofline(view: View) -> Chart | None:
     looks = places(view.policies, view.kinds)
     series, reach, bounds = [], [roof.ridge, roof.ridge], []
     for policy in view.policies:
-        steps = _evenly_in_busy_time(view.of(view.decisions, policy), _STEPS)
+        steps = view.of(view.decisions, policy)
         if not len(steps):
             continue
+        if len(steps) > _STEPS:
+            busy = steps["seconds"].to_numpy(float).cumsum()
+            at = np.searchsorted(busy, np.linspace(0, busy[-1], _STEPS, endpoint=False), side="right")
+            steps = steps.iloc[np.unique(np.minimum(at, len(steps) - 1))]
         intensity, reached = on_the_roof(steps)
         reach = [min(reach[0], *intensity), max(reach[1], *intensity)]
         points = tuple(map(partial(_step, policy), intensity, reached, steps.to_dict("records")))
@@ -174,36 +169,19 @@ def roofline(view: View) -> Chart | None:
         bounds += [] if missing(bound) else [f"{policy} {share(bound)}"]
     top = tuple((x, min(x * roof.bandwidth_Bps, roof.flops) / 1e12) for x in (reach[0] / 2, roof.ridge, reach[1] * 3))
     ridge = Line(f"ridge {number(roof.ridge)} FLOP/byte", x=roof.ridge)
-    panel = Panel(
-        Axis("arithmetic intensity [FLOP per byte of weights and KV cache]", log=True),
-        Axis("achieved [TFLOP/s per GPU]", log=True),
-        tuple(series),
-        lines=(ridge, Line("", through=top, strong=True)),
-        height=360,
-    )
+    x = Axis("arithmetic intensity [FLOP per byte of weights and KV cache]", log=True)
+    y, lines = Axis("achieved [TFLOP/s per GPU]", log=True), (ridge, Line("", through=top, strong=True))
+    panel = Panel(x, y, tuple(series), lines=lines, height=360)
     peaks = f"{roof.name}: {number(roof.flops / 1e12)} TFLOP/s, {number(roof.bandwidth_Bps / 1e12)} TB/s"
     legend = (*_policy_keys(view), Key(peaks, "strong"))
     note = f"Up to {_STEPS} decisions of each policy, evenly spaced in its busy time."
     return Chart("roofline", "Steps on the roofline", _roof_caption(roof, bounds), (panel,), legend, note)
 
 
-def _evenly_in_busy_time(decisions: pd.DataFrame, most: int) -> pd.DataFrame:
-    """At most so many decisions, evenly spaced in busy time."""
-    if len(decisions) <= most:
-        return decisions
-    busy = decisions["seconds"].to_numpy(float).cumsum()
-    at = np.searchsorted(busy, np.linspace(0, busy[-1], most, endpoint=False), side="right")
-    return decisions.iloc[np.unique(np.minimum(at, len(decisions) - 1))]
-
-
 def _step(policy: str, intensity: float, reached: float, step: Mapping[Any, Any]) -> Datum:
-    numbers = (
-        ("FLOP per byte", number(intensity, 4)),
-        ("TFLOP/s per GPU", number(reached, 4)),
-        ("prompt tokens", f"{step['prefill_tokens']:,}"),
-        ("decode rows", f"{step['decode_rows']:,}"),
-        ("step time [ms]", number(1e3 * step["step_s"], 4)),
-    )
+    numbers = (("FLOP per byte", number(intensity, 4)), ("TFLOP/s per GPU", number(reached, 4)),
+               ("prompt tokens", f"{step['prefill_tokens']:,}"), ("decode rows", f"{step['decode_rows']:,}"),
+               ("step time [ms]", number(1e3 * step["step_s"], 4)))  # fmt: skip
     return Datum(intensity, reached, f"{policy}, step at {seconds(step['start_s'])}", numbers)
 
 

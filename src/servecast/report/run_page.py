@@ -1,11 +1,12 @@
-"""The page and the charts of a run or a sweep."""
+"""A run or a sweep as files: its tables, its page with the charts, and the document of ``--json``."""
 
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from servecast.files import frame_csv, replacing, write_tables
+import servecast
+from servecast.files import dumps, frame_csv, plain, replacing, write_tables
 from servecast.metrics import WIDE, ranked
 from servecast.report import run_charts, sweep_charts, time_charts
 from servecast.report.charts.figure import download, figure, table
@@ -20,13 +21,15 @@ from servecast.run.results import stated, swept
 from servecast.text import missing, number, plain_value, seconds, short_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from servecast.report.charts.spec import Chart
     from servecast.run.results import Results
 
 MOST_ROWS = 150  # of the table of policies
+#: Of `as_json`. Goes up when a key is taken out, or means something else; new keys may come at any time.
+_SCHEMA_VERSION = 1
 _LARGEST_FILE = 900_000  # bytes of a table that travels in the page; of a larger one the points of the charts do
 
 
@@ -85,8 +88,11 @@ def run_page(results: Results, files: Sequence[str], points: Points | None = Non
     """The page as HTML. ``files``: tables written beside it; ``points``: of the sweep, if they were made already."""
     points = points_of(results) if points is None else points
     scenario, name = results.scenario, str(results.scenario["name"])
-    calibrated = results.roof is None or results.roof.calibrated
+    roof, varied, aims = results.roof, set(points.keys), targets(stated(scenario))
+    calibrated = roof is None or roof.calibrated
     executed = (scenario.get("derived") or {}).get("executed_on")
+    model = "several models" if "model" in varied else scenario.get("model")
+    hardware = f" on {roof.name}" if roof and varied.isdisjoint(("device", "profile")) else ""
     best, tiles = _tiles(results)
     error = step_error(results.profile, calibrated=calibrated, executed=bool(executed))
     return Page(
@@ -94,14 +100,14 @@ def run_page(results: Results, files: Sequence[str], points: Points | None = Non
         title=f"{name}: batching policies compared",
         kicker=f"Executed on {executed}, not forecast," if executed else "Serving forecast",
         verdict=verdict(results.summary, stated(scenario), calibrated=calibrated),
-        about=_about(results, points),
+        about=f"{model}{hardware}{f', targets {aims}' if aims else ''}",
         uncalibrated=not calibrated,
         best=best,
         tiles=tiles,
         notes=[error, *results.notes],
         sections=[
             _compared(results, points),
-            *([_tenants(results)] if len(results.tenants) else []),
+            *_tenants(results),
             *_charts(results, points),
             Section("trust", "Errors", "How far to trust it", _trust(results, calibrated, executed)),
             Section("assumed", "Assumptions", "What is assumed", assumed(scenario, "The scenario as it ran")),
@@ -110,17 +116,12 @@ def run_page(results: Results, files: Sequence[str], points: Points | None = Non
     ).html()
 
 
-def _about(results: Results, points: Points) -> str:
-    """Model, hardware, targets."""
-    roof, varied = results.roof, set(points.keys)
-    model = "several models" if "model" in varied else results.scenario.get("model")
-    on = f" on {roof.name}" if roof and varied.isdisjoint(("device", "profile")) else ""
-    aims = targets(stated(results.scenario))
-    return f"{model}{on}{f', targets {aims}' if aims else ''}"
-
-
 def _compared(results: Results, points: Points) -> Section:
-    rows = [_breakable(row) for row in comparison_rows(results.summary)]
+    # The first heads may break where a word could: names of policies with their parameters are long.
+    rows = [
+        {head.replace("_", "_\u200b"): cell.replace("/", "/\u200b") for head, cell in row.items()}
+        for row in comparison_rows(results.summary)
+    ]
     summary, note = _summary_file(results, points)
     html = _table(rows[:MOST_ROWS], "The policies compared", "compared")
     if len(rows) > MOST_ROWS:
@@ -134,9 +135,11 @@ def _compared(results: Results, points: Points) -> Section:
     return Section("compared", "Policies", "The policies compared", html)
 
 
-def _tenants(results: Results) -> Section:
-    words = paragraph("What each tenant got, judged by its own targets.", "quiet")
-    return Section("tenants", "Tenants", "Tenants", words + _table(tenant_rows(results.tenants)[:MOST_ROWS], "Tenants"))
+def _tenants(results: Results) -> Iterator[Section]:
+    if len(results.tenants):
+        words = paragraph("What each tenant got, judged by its own targets.", "quiet")
+        rows = _table(tenant_rows(results.tenants)[:MOST_ROWS], "Tenants")
+        yield Section("tenants", "Tenants", "Tenants", words + rows)
 
 
 def _charts(results: Results, points: Points) -> list[Section]:
@@ -160,9 +163,8 @@ def _trust(results: Results, calibrated: bool, executed: str | None) -> str:
 def _again(results: Results, files: Sequence[str], executed: str | None) -> Section:
     line = f"servecast run scenario.yaml{f' --execute {executed}' if executed else ''}"
     same = "Steps take what the device then takes." if executed else "The same inputs give the same bytes."
-    more = paragraph(same)
     only = "As vllm bench serve has them. Only completed requests enter latencies and throughput. "
-    return again(line, files, more, only + _window(results))
+    return again(line, files, paragraph(same), only + _window(results))
 
 
 def _tiles(results: Results) -> tuple[str, list[tuple[str, str]]]:
@@ -201,11 +203,6 @@ def _table(rows: Sequence[Mapping[str, str]], label: str, classes: str = "") -> 
     return table(tuple(rows[0]), [tuple(row.values()) for row in rows], label, classes)
 
 
-def _breakable(row: dict[str, str]) -> dict[str, str]:
-    """A row whose first heads may break where a word could: names of policies with their parameters are long."""
-    return {head.replace("_", "_\u200b"): value.replace("/", "/\u200b") for head, value in row.items()}
-
-
 def _window(results: Results) -> str:
     warmup, cooldown = results.scenario.get("warmup_s"), results.scenario.get("cooldown_s")
     if warmup is None and cooldown is None:
@@ -214,3 +211,35 @@ def _window(results: Results) -> str:
         f"All numbers are of the steady window from {warmup or 0:g} s to {cooldown or 0:g} s before the last arrival: "
         "requests by their arrival, tokens by their emission."
     )
+
+
+def as_json(scenarios: Sequence[dict[str, Any]]) -> str:
+    """The document of ``run --json`` over all scenarios of a command, on one line.
+
+    Its keys stay as they are within a version. What is not known is null: no NaN and no infinity, which JSON does not
+    have. An infinite value of a sweep (a burst's rate) is the text "inf", so that points stay apart.
+    """
+    return dumps({"schema_version": _SCHEMA_VERSION, "servecast": servecast.__version__, "scenarios": scenarios})
+
+
+def plain_results(results: Results, folder: Path, exports: Path | None = None) -> dict[str, Any]:
+    """The part of one scenario in `as_json`, as plain values; ``missing``: runs not made as the user interrupted."""
+    calibrated = bool(results.scenario["derived"]["calibrated"])
+    executed = bool(results.scenario["derived"].get("executed_on"))
+    return {
+        "name": results.scenario["name"],
+        "folder": folder,
+        "report": folder / "report.html",
+        "exports": exports,
+        "calibrated": calibrated,
+        "verdict": str(verdict(results.summary, stated(results.scenario), calibrated=calibrated)),
+        "step_error": step_error(results.profile, calibrated=calibrated, executed=executed),
+        "notes": results.notes,
+        "summary": [{**plain(outcome.keys, str), **outcome.row} for outcome in results.outcomes],
+        "tenants": [
+            {**plain(outcome.keys, str), **row} for outcome in results.outcomes for row in outcome.made.tenants
+        ],
+        "failures": [failure._asdict() for failure in results.failures],
+        "missing": results.missing,
+        "resumed": results.resumed,
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from servecast.report.charts.spec import Axis, Bars, Chart, Key, Line, Panel
 from servecast.report.points import PER_GPU, USERS, frontier
@@ -26,15 +26,11 @@ def throughput_latency(of: Points) -> Chart | None:
     if not len(table):
         return None
     x = Axis("requests served per second", base=0.0)
-    paced = table["tpot_p99_s"].notna().any()
-    sides = [("ttft_p99_s", "p99 time to first token [s]", "ttft_s", 1.0)]
-    sides.append(
-        ("tpot_p99_s", "p99 time per output token [ms]", "tpot_s", 1e3)
-        if paced
-        else ("e2e_p99_s", "p99 time to the last token [s]", "e2e_s", 1.0)
-    )
+    first = ("ttft_p99_s", "p99 time to first token [s]", "ttft_s", 1.0)
+    pace = ("tpot_p99_s", "p99 time per output token [ms]", "tpot_s", 1e3)
+    whole = ("e2e_p99_s", "p99 time to the last token [s]", "e2e_s", 1.0)
     panels = []
-    for column, label, target, unit in sides:
+    for column, label, target, unit in (first, pace if table["tpot_p99_s"].notna().any() else whole):
         aim = of.slo.get(target)
         lines = () if aim is None else (Line(f"target {seconds(float(aim))}", y=unit * float(aim)),)
         series = of.series(table, "request_throughput_rps", column, unit)
@@ -45,19 +41,14 @@ def throughput_latency(of: Points) -> Chart | None:
     note = of.note
     if not of.keys:
         note = f"{note} One load gives a point; sweep the rate and the points become a curve.".strip()
-    return Chart(
-        "throughput-latency", "Throughput against latency", _throughput_words(of, table), tuple(panels), legend, note
-    )
-
-
-def _throughput_words(of: Points, table: pd.DataFrame) -> str:
     best = table.iloc[int(table["request_throughput_rps"].to_numpy().argmax())]
     strained = " (overloaded)" if best["overloaded"] > 0 else ""
     caption = (
         f"Right is more, down is sooner: {best['policy']} reaches the most, {number(best['request_throughput_rps'])} "
         f"requests per second{strained} with p99 TTFT at {seconds(best['ttft_p99_s'])}"
+        f"{'; a line that turns up is a full server' if of.keys and of.ordered else ''}."
     )
-    return f"{caption}; a line that turns up is a full server." if of.keys and of.ordered else f"{caption}."
+    return Chart("throughput-latency", "Throughput against latency", caption, tuple(panels), legend, note)
 
 
 def interactivity(of: Points) -> Chart | None:
@@ -68,8 +59,15 @@ def interactivity(of: Points) -> Chart | None:
     edge = table.loc[frontier(table)]
     through = tuple((float(row[USERS]), float(row[PER_GPU])) for _, row in edge.iterrows())
     line = (Line("Pareto frontier", through=through, band=True),) if len(through) > 1 else ()
+
+    def marked(datum: Datum) -> Datum:
+        """The point, with a word in its tooltip where it stands on the frontier."""
+        if (datum.x, datum.y) not in through:
+            return datum
+        return datum._replace(numbers=(*datum.numbers[:2], ("Pareto frontier", "on it"), *datum.numbers[2:]))
+
     series = tuple(
-        replace(each, lines=tuple(tuple(_on_frontier(datum, through) for datum in part) for part in each.lines))
+        replace(each, lines=tuple(tuple(map(marked, part)) for part in each.lines))
         for each in of.series(table, USERS, PER_GPU)
     )
     x, y = "output tokens/s of each user (1 / median TPOT)", "output tokens/s of each GPU"
@@ -83,16 +81,8 @@ def interactivity(of: Points) -> Chart | None:
         caption += f". Fastest for each user: {of.name(fast)}, {number(fast[USERS])} tokens/s"
         caption += f" with {number(fast[PER_GPU])} of each GPU"
     legend = of.legend(table)
-    if line:
-        legend = (*legend, Key("Pareto frontier: nothing beats it in both", "frontier"))
+    legend += (Key("Pareto frontier: nothing beats it in both", "frontier"),) if line else ()
     return Chart("interactivity", "Interactivity against throughput", f"{caption}.", (panel,), legend, of.note)
-
-
-def _on_frontier(datum: Datum, through: tuple[tuple[float, float], ...]) -> Datum:
-    """The point, with a word in its tooltip where it stands on the frontier."""
-    if (datum.x, datum.y) not in through:
-        return datum
-    return datum._replace(numbers=(*datum.numbers[:2], ("Pareto frontier", "on it"), *datum.numbers[2:]))
 
 
 def cost_curve(of: Points, price: float | None) -> Chart | None:
@@ -112,7 +102,8 @@ def cost_curve(of: Points, price: float | None) -> Chart | None:
         bars = of.bars(table, "usd_per_mtok_output", prices, lambda price: f"${number(price)}")
         panel = Bars(Axis(dollars, base=0.0), bars)
     sound = table[~table["strained"]]
-    cheap = _cheapest(sound if len(sound) else table)
+    among = sound if len(sound) else table
+    cheap = among.iloc[int(among["usd_per_mtok_output"].astype(float).to_numpy().argmin())]
     caption = (
         f"{words}: {of.name(cheap)} makes a million output tokens for ${number(cheap['usd_per_mtok_output'])}, the "
         f"least {'of all points that keep up' if len(sound) else 'of all'}"
@@ -120,10 +111,6 @@ def cost_curve(of: Points, price: float | None) -> Chart | None:
     paid = "" if price is None else f"At ${number(price)} an hour for each GPU, the scenario's own price. "
     title, note = "What a million tokens cost", f"{paid}{of.note}".strip()
     return Chart("cost-curve", title, f"{caption}.", (panel,), of.legend(table), note)
-
-
-def _cheapest(table: pd.DataFrame) -> Any:
-    return table.iloc[int(table["usd_per_mtok_output"].astype(float).to_numpy().argmin())]
 
 
 def memory(of: Points) -> Chart | None:
@@ -144,22 +131,16 @@ def memory(of: Points) -> Chart | None:
         axis = Axis("KV memory at the peak [%]", limits=(0.0, 118.0))
         panels.append(Bars(axis, bars, lines=(Line("", x=100.0, strong=True),)))
     else:
-        views: list[tuple[str, str, Axis, tuple[Line, ...]]] = [
-            ("filled", "kv_peak_fraction", Axis("KV memory at the peak [%]", limits=(0.0, 112.0)), (full,))
-        ]
-        if table["lost"].any():
-            views.append(("lost", "oom_failed", Axis("requests lost to memory [%]", base=0.0), ()))
-        if table["again"].any():
-            views.append(("again", "preemptions", Axis("preemptions per request", base=0.0), ()))
-        for column, shown, axis, lines in views[:2]:
-            aside = tuple(
-                Line(str(row["policy"]), y=float(row[column]), right=True)
-                for _, row in table[table[x].isna()].iterrows()
-                if column == "filled"
-            )
-            panels.append(
-                Panel(Axis(label, base=0.0), axis, of.series(table, x, column, None, shown), lines=(*lines, *aside))
-            )
+        apart = table[table[x].isna()]  # policies without the key
+        aside = (Line(str(row["policy"]), y=float(row["filled"]), right=True) for _, row in apart.iterrows())
+        views = (
+            ("filled", "kv_peak_fraction", Axis("KV memory at the peak [%]", limits=(0.0, 112.0)), (full, *aside)),
+            ("lost", "oom_failed", Axis("requests lost to memory [%]", base=0.0), ()),
+            ("again", "preemptions", Axis("preemptions per request", base=0.0), ()),
+        )
+        for column, shown, axis, lines in [each for each in views if each[0] == "filled" or table[each[0]].any()][:2]:
+            series = of.series(table, x, column, None, shown)
+            panels.append(Panel(Axis(label, base=0.0), axis, series, lines=lines))
     return Chart("memory", "Memory, and the cliff", _memory_words(of, table), tuple(panels), of.legend(table), of.note)
 
 

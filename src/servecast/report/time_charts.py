@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +41,10 @@ _ABOVE = 111.0  # percent of the KV memory: where marks stand
 
 _LARGEST = 64  # requests of a chart of slots; more are no longer told apart
 _SLOT_PANELS = 4
+#: Looks of a slot's time that stand in the legend where they occur.
+_SLOT_WORDS = {
+    "padding": "padding: computed for nobody", "idle": "idle: held until the batch ends", "oom": "out of memory"
+}  # fmt: skip
 
 
 def timeline(view: View) -> Chart | None:
@@ -136,13 +142,9 @@ def _moments(policy: str, decisions: pd.DataFrame, total: float) -> tuple[list[D
     at_work, filled = [], []
     for step in chosen.to_dict("records"):
         rows, part = step["useful_decode_rows"] + step["prefill_rows"], 100 * step["kv_blocks"] / total
-        numbers = (
-            ("time [s]", number(step["start_s"], 4)),
-            ("rows at work", f"{rows:,}"),
-            ("slots held", f"{step['slots']:,}"),
-            ("KV memory [%]", number(part)),
-            ("waiting", f"{step['waiting']:,}"),
-        )
+        numbers = (("time [s]", number(step["start_s"], 4)), ("rows at work", f"{rows:,}"),
+                   ("slots held", f"{step['slots']:,}"), ("KV memory [%]", number(part)),
+                   ("waiting", f"{step['waiting']:,}"))  # fmt: skip
         at_work.append(Datum(step["start_s"], float(rows), policy, numbers))
         filled.append(Datum(step["start_s"], part, policy, numbers))
     return at_work, filled
@@ -190,24 +192,17 @@ def slots(view: View) -> Chart | None:
             if slot["crashed"]
         )
         lanes = max((slot["lane"] for slot in held[policy]), default=0) + 1
-        panels.append(
-            Panel(
-                Axis("time [s]", limits=(0.0, end)),
-                Axis("slot", limits=(lanes - 0.5, -0.5), whole=True),
-                title=policy,
-                spans=spans,
-                marks=(Marks("oom", crashes, "out of memory"),),
-                height=116 + 17 * max(lanes, 4),
-            )
-        )
-    legend = [Key("prompt", "ink"), Key("answer (the policy's colour)", "work")]
-    pieces = {piece.look for panel in panels for span in panel.spans for piece in span.pieces}
-    legend += [Key("padding: computed for nobody", "padding")] if "padding" in pieces else []
-    legend += [Key("idle: held until the batch ends", "idle")] if "idle" in pieces else []
-    legend += [Key("out of memory", "oom")] if any(panel.marks[0].points for panel in panels) else []
-    title = "Who held which slot, and for what"
-    caption = _slots_caption(view, shown)
-    return Chart("slots", title, caption, tuple(panels), tuple(legend), stacked=True)
+        x, y = Axis("time [s]", limits=(0.0, end)), Axis("slot", limits=(lanes - 0.5, -0.5), whole=True)
+        marks = (Marks("oom", crashes, "out of memory"),)
+        panels.append(Panel(x, y, title=policy, spans=spans, marks=marks, height=116 + 17 * max(lanes, 4)))
+    used = {piece.look for panel in panels for span in panel.spans for piece in span.pieces}
+    used |= {"oom"} if any(panel.marks[0].points for panel in panels) else set()
+    legend = (
+        Key("prompt", "ink"), Key("answer (the policy's colour)", "work"),
+        *(Key(name, look) for look, name in _SLOT_WORDS.items() if look in used),
+    )  # fmt: skip
+    title, caption = "Who held which slot, and for what", _slots_caption(view, shown)
+    return Chart("slots", title, caption, tuple(panels), legend, stacked=True)
 
 
 def held_slots(view: View, policy: str) -> list[dict[str, Any]]:
@@ -234,23 +229,12 @@ def held_slots(view: View, policy: str) -> list[dict[str, Any]]:
         )  # fmt: skip
     kind = POLICIES.get(view.kinds.get(policy, ""))
     if padded or (kind is not None and kind.closed):
-        _to_the_end_of_the_batch(held, padded)
-    _lanes(held)
-    return held
-
-
-def _to_the_end_of_the_batch(held: list[dict[str, Any]], padded: bool) -> None:
-    for start in dict.fromkeys(slot["start"] for slot in held):
-        batch = [slot for slot in held if slot["start"] == start]
-        until, longest = max(slot["finish"] for slot in batch), max(slot["prompt"] for slot in batch)
-        for slot in batch:
-            slot["until"] = until
-            if padded:
-                slot["longest"] = longest
-
-
-def _lanes(held: list[dict[str, Any]]) -> None:
-    """A bar stands in its slot, or beside it where a preempted request's bar spans what another held meanwhile."""
+        for _, members in groupby(held, key=itemgetter("start")):
+            batch = list(members)
+            until, longest = max(slot["finish"] for slot in batch), max(slot["prompt"] for slot in batch)
+            for slot in batch:
+                slot |= {"until": until, "longest": longest if padded else slot["longest"]}
+    # A bar stands in its slot, or beside it where a preempted request's bar spans what another held meanwhile.
     free: dict[int, float] = {}
     for slot in held:
         lane = slot["slot"]
@@ -258,6 +242,7 @@ def _lanes(held: list[dict[str, Any]]) -> None:
             lane += 1
         slot["lane"] = lane
         free[lane] = slot["until"]
+    return held
 
 
 def _span(policy: str, slot: dict[str, Any], look: int) -> Span:
@@ -279,11 +264,11 @@ def _slots_caption(view: View, shown: tuple[str, ...]) -> str:
     parts = []
     for policy in shown:
         row = view.row(policy)
-        words = f"{policy} ends after {seconds(float(row['makespan_s']))}"
         wasted = [
             f"{share(row[column])} {what}"
             for column, what in (("slot_waste", "of slot time idle"), ("padding_waste", "of tokens padding"))
             if not missing(row[column]) and row[column]
         ]
-        parts.append(f"{words} with {' and '.join(wasted)}" if wasted else words)
+        tail = f" with {' and '.join(wasted)}" if wasted else ""
+        parts.append(f"{policy} ends after {seconds(float(row['makespan_s']))}{tail}")
     return f"{'; '.join(parts)}."

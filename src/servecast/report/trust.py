@@ -41,8 +41,12 @@ def step_error(profile: Profile | None, *, calibrated: bool | None = None, execu
             f"Step times: put together of operators measured one by one; left-out points of their tables are met to "
             f"{spread} in the median, {_percent(tail)} at p95."
         )
-    every = _of(steps, "all") or steps[0]
-    mixed = _of(steps, "mixed")
+    # A random part of the steps stands before the largest ones.
+    all_steps, mixed = (
+        next((error for error in steps if kind in (error.get("regime"), error.get("along"))), None)
+        for kind in ("all", "mixed")
+    )
+    every = all_steps or steps[0]
     sums = every.get("rows_each", 1)
     what = f"sums of {sums} steps" if sums > 1 else "steps"
     bias = f"mixed steps {signed(mixed['signed_mean'], 2)} in the mean" if mixed else signed(every["signed_mean"], 2)
@@ -103,11 +107,6 @@ def _origin(profile: Profile) -> str:
 def _whole_steps(errors: Sequence[Profile]) -> list[Mapping[str, Any]]:
     """The errors that are of whole steps and not of one operator."""
     return [error for error in errors if error.get("operator", "whole step") == "whole step"]
-
-
-def _of(errors: Sequence[Profile], kind: str) -> Profile | None:
-    """The first error of a kind of steps; a random part of the steps stands before the largest ones."""
-    return next((error for error in errors if kind in (error.get("regime"), error.get("along"))), None)
 
 
 def _percent(value: float) -> str:
