@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from servecast.against.result import difference
 from servecast.cli import diff as commands_diff
 from servecast.errors import InputError
-from servecast.report.differences import by_metric
+from servecast.report.differences import _by_metric
 
 METRIC = "ttft_p99_s"
 
@@ -148,7 +148,7 @@ def test_renamed_policies_belong_together_by_their_parameters(tmp_path):
     )
     found = difference(a, b)
     assert after(found) == [("static batch_size=4", 1.0), ("static batch_size=8", 2.0)]
-    assert set(by_metric(found).values()) == {"same"}
+    assert set(_by_metric(found).values()) == {"same"}
     assert found.notes[:2] == (
         "big is held against static batch_size=8, which has the same parameters.",
         "small one is held against static batch_size=4, which has the same parameters.",

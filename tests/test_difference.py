@@ -118,7 +118,7 @@ def test_points_are_paired_by_policy_and_swept_values_in_any_order(tmp_path):
         ("c", "", 2),
     ]
     assert any("1 of 4 policies and points are in" in note for note in found.notes)
-    assert differences.by_metric(found)[METRIC].startswith("worse at 3 of 3; most +100 %")
+    assert differences._by_metric(found)[METRIC].startswith("worse at 3 of 3; most +100 %")
 
 
 def test_a_policy_with_another_label_is_held_against_the_one_that_is_left(tmp_path):
@@ -205,7 +205,7 @@ def test_many_points_are_a_verdict_a_metric(tmp_path):
     ]
     assert "One seed" in found.notes[-1]
     same = difference(tmp_path / "a", tmp_path / "a")
-    assert differences.by_metric(same) == {METRIC: "same"}
+    assert differences._by_metric(same) == {METRIC: "same"}
     assert str(verdict_on(same)) == "From A to B none of 1 metrics changed beyond chance."
     assert str(verdict_on(found)).startswith("From A to B 1 worse and 1 better of 1 metrics. ")
     assert same.keys == ()
@@ -214,7 +214,7 @@ def test_many_points_are_a_verdict_a_metric(tmp_path):
 def test_neither_better_nor_worse_has_no_most(tmp_path):
     rows = [seeds([1, 2], x=1) + seeds([1, 2], x=2), seeds([1, 2], x=1) + seeds([0, 3], x=2)]
     a, b = (folder(tmp_path / str(at), row) for at, row in enumerate(rows))
-    assert differences.by_metric(difference(a, b)) == {METRIC: "unclear at 1, same at 1 of 2"}
+    assert differences._by_metric(difference(a, b)) == {METRIC: "unclear at 1, same at 1 of 2"}
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def test_real_results_before_and_after_a_change(tmp_path, app):
     for said in ("policies[0].max_num_seqs", "90 % interval", "ttft_p99_s", "worse"):
         assert said in shown
     told = json.loads(CliRunner().invoke(app, ["diff", str(a), str(b), "--json"]).stdout)
-    assert told["verdicts"] == differences.by_metric(found)
+    assert told["verdicts"] == differences._by_metric(found)
     assert told["verdict"] == str(verdict_on(found))
     assert str(verdict_on(found)) in " ".join(shown.split())
     assert {"key": "policies[0].max_num_seqs", "a": 64, "b": 4} in told["keys"]

@@ -17,12 +17,12 @@ from servecast.errors import InputError
 from servecast.files import dumps, write
 from servecast.metrics import Slo
 from servecast.policies import POLICIES
-from servecast.report.charts.files import encoded, standalone
+from servecast.report.charts.files import _standalone, encoded
 from servecast.report.exports import ENDINGS, write_exports
-from servecast.report.exports.llmd import llmd_report, write_llmd
+from servecast.report.exports.llmd import _llmd_report, write_llmd
 from servecast.report.exports.perfetto import write_perfetto
-from servecast.report.exports.tokens import iteration_ends, token_gaps_by_request
-from servecast.report.exports.vllm_json import Answers, vllm_metrics, vllm_result, write_vllm
+from servecast.report.exports.tokens import _iteration_ends, token_gaps_by_request
+from servecast.report.exports.vllm_json import Answers, _vllm_metrics, vllm_result, write_vllm
 from servecast.report.trace_chart import trace_chart
 from servecast.requests import Status
 from servecast.workload.clients import RequestColumns
@@ -63,7 +63,7 @@ def test_token_times_are_those_of_a_stepped_run(policy):
     run, stepped = run_of(policy), run_of(policy, stepped=True)
     decoding = stepped.decisions["decode_rows"] > 0
     ends = (stepped.decisions["start_s"] + stepped.decisions["seconds"])[decoding]
-    np.testing.assert_allclose(iteration_ends(run.decisions), ends, atol=1e-9)
+    np.testing.assert_allclose(_iteration_ends(run.decisions), ends, atol=1e-9)
     for row, gaps in enumerate(token_gaps_by_request(run)):
         first, finish = run.requests["first_token_s"][row], run.requests["finish_s"][row]
         assert len(gaps) == run.requests["generated_tokens"][row] - 1
@@ -133,7 +133,7 @@ def test_vllms_metrics_are_recomputed_from_its_own_lists():
     sample = json.loads((SHARED / "samples/vllm_bench_serve_detailed.json").read_text(encoding="utf-8"))
     expected = json.loads((SHARED / "samples/EXPECTED_vllm_metrics.json").read_text(encoding="utf-8"))
     names = ("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "errors")
-    got = vllm_metrics(
+    got = _vllm_metrics(
         Answers(*(sample[name] for name in names)),
         sample["duration"],
         slo_ms={name: float(value) for name, value in expected["slo_ms"].items()},
@@ -148,7 +148,7 @@ def test_vllms_metrics_by_hand():
         [10, 20, 30, 5], [3, 1, 0, 2], [0.1, 0.3, 0.0, 0.2], [[0.01, 0.03], [], [], [0.9]], [0.14, 0.3, 0.0, 1.1],
         [100.0, 100.5, 100.6, 100.9], ["", "", "no", ""],
     )  # fmt: skip
-    got = vllm_metrics(answers, 2.0, slo_ms={"ttft": 250.0, "tpot": 901.0}, percentiles=(99.9,))
+    got = _vllm_metrics(answers, 2.0, slo_ms={"ttft": 250.0, "tpot": 901.0}, percentiles=(99.9,))
     assert (got["completed"], got["failed"], got["total_input_tokens"], got["total_output_tokens"]) == (3, 1, 35, 6)
     assert got["request_goodput"] == 2 / 2.0
     assert got["mean_ttft_ms"] == pytest.approx(200)
@@ -158,7 +158,7 @@ def test_vllms_metrics_by_hand():
     assert got["max_output_tokens_per_s"] == 4  # 0.1, 0.11, 0.14, 0.8 s; 1.1 and 2.0 s come later
     assert got["max_concurrent_requests"] == 3
     assert "p99.9_ttft_ms" in got
-    assert vllm_metrics(answers, 2.0)["request_goodput"] is None
+    assert _vllm_metrics(answers, 2.0)["request_goodput"] is None
 
 
 def test_a_vllm_result_has_vllms_keys_and_reads_back_as_a_measured_run(tmp_path):
@@ -177,7 +177,7 @@ def test_a_vllm_result_has_vllms_keys_and_reads_back_as_a_measured_run(tmp_path)
     assert result["num_prompts"] == result["completed"] == 40
     for name in ("mean", "median", "std", "p99"):
         assert all(f"{name}_{metric}_ms" in result for metric in ("ttft", "tpot", "itl", "e2el"))
-    again = vllm_metrics(
+    again = _vllm_metrics(
         Answers(
             *(
                 result[name]
@@ -264,7 +264,7 @@ def assert_within(ours, theirs, place=""):
 @needs_shared
 def test_an_llmd_report_has_the_structure_of_the_example():
     example = yaml.safe_load((SHARED / "samples/llmd_benchmark_report_v0_2_example.yaml").read_text(encoding="utf-8"))
-    report = llmd_report(run_of(), model="m", device="H100", tensor_parallel=2, rate_rps=20.0, concurrency=8)
+    report = _llmd_report(run_of(), model="m", device="H100", tensor_parallel=2, rate_rps=20.0, concurrency=8)
     assert report["version"] == example["version"]
     assert_within(report["run"], example["run"])
     ours, theirs = report["scenario"], example["scenario"]
@@ -318,17 +318,17 @@ def test_an_llmd_report_says_what_the_run_says(tmp_path):
     assert kv["max"] == pytest.approx(100 * run.decisions["kv_blocks"].max() / run.kv_blocks_total)
     assert report["scenario"]["stack"][0]["native"]["config"] == {"engine": {"block_size": 16}}
     assert report["run"]["time"]["start"] == "1970-01-01T00:00:00.000Z"
-    other = llmd_report(run, model="m", device="H100", native={"engine": {"block_size": 32}})
+    other = _llmd_report(run, model="m", device="H100", native={"engine": {"block_size": 32}})
     assert other["run"]["uid"] != report["run"]["uid"]
-    assert llmd_report(run_of(), model="m", device="H100") == llmd_report(run_of(), model="m", device="H100")
+    assert _llmd_report(run_of(), model="m", device="H100") == _llmd_report(run_of(), model="m", device="H100")
 
 
 def test_lengths_that_are_all_alike_are_fixed_in_a_report():
-    report = llmd_report(run_of(requests=[(0.0, 30, 5)] * 3), model="m", device="d", rate_rps=math.inf)
+    report = _llmd_report(run_of(requests=[(0.0, 30, 5)] * 3), model="m", device="d", rate_rps=math.inf)
     load = report["scenario"]["load"]["standardized"]
     assert load["input_seq_len"] == {"distribution": "fixed", "value": 30}
     assert "rate_qps" not in load
-    nothing = llmd_report(run_of(requests=[]), model="m", device="d")
+    nothing = _llmd_report(run_of(requests=[]), model="m", device="d")
     aggregate = nothing["results"]["request_performance"]["aggregate"]
     assert aggregate["throughput"]["request_rate"]["mean"] is None
     assert nothing["scenario"]["load"]["standardized"]["input_seq_len"]["value"] == 0.0
@@ -446,7 +446,7 @@ def test_the_figure_of_a_trace():
         np.arange(n) / 7, np.arange(n) % 900 + 1, np.arange(n) % 50 + 1, prefix_ids=ids, prefix_block_size=512
     )
     chart = trace_chart(columns, "a trace")
-    assert standalone(chart) == standalone(trace_chart(columns, "a trace"))
+    assert _standalone(chart) == _standalone(trace_chart(columns, "a trace"))
     assert encoded(chart, "png")[:4] == b"\x89PNG"
     assert "3,000 requests, 7" in chart.caption
     assert "an infinite prefix cache finds" in chart.caption

@@ -31,7 +31,7 @@ from servecast.report.charts.looks import places
 from servecast.report.charts.spec import Chart, Panel
 from servecast.report.run_page import _tiles, _window, drawn
 from servecast.report.tables import targets
-from servecast.report.time_charts import buckets, held_slots
+from servecast.report.time_charts import _held_slots, buckets
 from servecast.report.trust import step_error
 from servecast.run.judged import _regimes, judged, per_policy, view
 
@@ -740,7 +740,7 @@ def text_boxes(node: ElementTree.Element, x: float, y: float, scale: float, size
 
 def texts_overlap(chart: Chart) -> list[tuple[str, str]]:
     """Pairs of texts of a figure file that touch, or leave it."""
-    root = ElementTree.fromstring(figures.standalone(chart))
+    root = ElementTree.fromstring(figures._standalone(chart))
     width, height = (float(root.get(side, 0)) for side in ("width", "height"))
     boxes = list(text_boxes(root, 0.0, 0.0, 1.0, 12.0))
     outside = [(words, "edge") for words, b in boxes if b[0] < 0 or b[1] < 0 or b[2] > width or b[3] > height]
@@ -762,7 +762,7 @@ def test_no_text_of_a_figure_overlaps_or_is_cut(burst: toy.ToyResults, chat: toy
 
 def test_a_figure_file_is_one_document_that_needs_nothing(burst: toy.ToyResults) -> None:
     for chart in charts_of(burst).values():
-        svg = figures.standalone(chart)
+        svg = figures._standalone(chart)
         ElementTree.fromstring(svg)
         assert "var(" not in svg
         assert not re.search(r"href|url\(|<script|@import", svg)
@@ -783,13 +783,13 @@ def test_a_png_needs_resvg_and_a_font(burst: toy.ToyResults, monkeypatch: pytest
 
 def test_a_small_run_has_a_gantt_chart(burst: toy.ToyResults) -> None:
     assert len(charts_of(burst)["slots"].panels) == 3
-    bars = held_slots(view(burst), "padded")
+    bars = _held_slots(view(burst), "padded")
     first = [bar for bar in bars if bar["start"] == bars[0]["start"]]
     straggler = max(first, key=lambda bar: bar["finish"])
     assert straggler["id"] == 4
     assert {bar["until"] for bar in first} == {straggler["finish"]}
     assert {bar["longest"] for bar in first} == {2000}
-    continuous = held_slots(view(burst), "continuous")
+    continuous = _held_slots(view(burst), "continuous")
     assert all(bar["until"] == bar["finish"] and bar["longest"] == bar["prompt"] for bar in continuous)
     assert all(bar["lane"] == bar["slot"] for bar in continuous)
 
@@ -803,10 +803,10 @@ def test_crashed_unfinished_and_preempted_requests_have_bars() -> None:
     cut.requests["finish_s"][:] = np.nan
     results = toy.toy_results([({"seed": 1}, {"padded": crashed, "continuous": preempted, "cut": cut})])
     shown = view(results)
-    assert [bar["crashed"] for bar in held_slots(shown, "padded")] == [True] * 6
-    assert {bar["finish"] for bar in held_slots(shown, "padded")} == {crashed.oom[0].time_s}
-    assert [bar["finish"] for bar in held_slots(shown, "cut")] == pytest.approx([cut.end_s] * 6)
-    bars = held_slots(shown, "continuous")
+    assert [bar["crashed"] for bar in _held_slots(shown, "padded")] == [True] * 6
+    assert {bar["finish"] for bar in _held_slots(shown, "padded")} == {crashed.oom[0].time_s}
+    assert [bar["finish"] for bar in _held_slots(shown, "cut")] == pytest.approx([cut.end_s] * 6)
+    bars = _held_slots(shown, "continuous")
     for one in bars:
         for other in bars:
             if one is not other and one["lane"] == other["lane"]:

@@ -19,13 +19,13 @@ from servecast import load, report, simulate
 from servecast.cli import plan as plan_command
 from servecast.plan.answer import Fleet
 from servecast.plan.uncertainty import Estimate
-from servecast.report.verdicts import MOST_NUMBERS, MOST_WORDS, Verdict, concise, first_concise
+from servecast.report.verdicts import MOST_NUMBERS, MOST_WORDS, Verdict, _concise, first_concise
 from servecast.report.verdicts.plan import verdict as verdict_on_plan
 
 
 def check(verdict: Verdict) -> None:
     """What every verdict keeps."""
-    assert concise(verdict.headline), verdict.headline
+    assert _concise(verdict.headline), verdict.headline
     for sentence in (verdict.headline, *verdict.details):
         assert sentence.endswith(".")
         assert sentence[0] == sentence[0].upper() or not sentence.split()[0].rstrip(",:").isalpha()
@@ -34,11 +34,11 @@ def check(verdict: Verdict) -> None:
 
 
 def test_what_counts_as_a_number():
-    assert concise("1 2.5 $3,000 4 %, p99 of 80GB on H200 and x_2 of tp8")
-    assert not concise("1 2 3 4 5")
-    assert not concise("a=1, b=2, c=3, (4) -5")
-    assert not concise("word " * (MOST_WORDS + 1))
-    assert concise("word " * MOST_WORDS)
+    assert _concise("1 2.5 $3,000 4 %, p99 of 80GB on H200 and x_2 of tp8")
+    assert not _concise("1 2 3 4 5")
+    assert not _concise("a=1, b=2, c=3, (4) -5")
+    assert not _concise("word " * (MOST_WORDS + 1))
+    assert _concise("word " * MOST_WORDS)
     assert first_concise(["1 2 3 4 5", "1 2", "1"]) == "1 2."
     assert first_concise(["1 2 3 4 5"]) == "1 2 3 4 5."
     assert MOST_NUMBERS == 4

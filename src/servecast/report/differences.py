@@ -47,7 +47,7 @@ def tables(found: Difference, points: bool = False) -> list[Table]:
     if found.plans is not None:
         shown = [change for change in shown if points or change.subject == CHOSEN]
     elif len({(change.subject, change.point) for change in found.changes}) > 1:
-        made.append(Table("what changed from A to B", ("metric", "verdict"), tuple(by_metric(found).items())))
+        made.append(Table("what changed from A to B", ("metric", "verdict"), tuple(_by_metric(found).items())))
         shown = shown if points else []
     if shown:
         made.append(table_of("each change", [_row(change, found.subject) for change in shown], ("at",)))
@@ -59,13 +59,13 @@ def data(found: Difference) -> dict[str, Any]:
     return {
         "verdict": str(verdict(found)),
         "keys": [plain({"key": key, "a": a, "b": b}, str) for key, a, b in found.keys],
-        "verdicts": by_metric(found),
+        "verdicts": _by_metric(found),
         "changes": [_change(change, found.subject) for change in found.changes],
         "notes": list(found.notes),
     }
 
 
-def by_metric(found: Difference) -> dict[str, str]:
+def _by_metric(found: Difference) -> dict[str, str]:
     """One line for each metric that is there on either side, over all subjects and points."""
     groups: dict[str, list[Change]] = {}
     for change in found.changes:

@@ -181,7 +181,7 @@ def slots(view: View) -> Chart | None:
         return None
     shown = view.policies[:_SLOT_PANELS]
     looks = places(view.policies, view.kinds)
-    held = {policy: held_slots(view, policy) for policy in shown}
+    held = {policy: _held_slots(view, policy) for policy in shown}
     end = max((slot["until"] for each in held.values() for slot in each), default=1.0)
     panels = []
     for policy in shown:
@@ -205,7 +205,7 @@ def slots(view: View) -> Chart | None:
     return Chart("slots", title, caption, tuple(panels), legend, stacked=True)
 
 
-def held_slots(view: View, policy: str) -> list[dict[str, Any]]:
+def _held_slots(view: View, policy: str) -> list[dict[str, Any]]:
     """When each request of a policy took its slot, answered, and left it; bars of one lane do not overlap."""
     requests = view.of(view.requests, policy)
     requests = requests[requests["scheduled_s"].notna()].sort_values(["scheduled_s", "slot"], kind="stable")

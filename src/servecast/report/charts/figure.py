@@ -14,7 +14,7 @@ from servecast.report.charts.svg import drawn, look_class
 from servecast.text import BLANK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from servecast.report.charts.spec import Bar, Chart, Datum, Key, Panel, Span
 
@@ -36,17 +36,14 @@ def figure(chart: Chart) -> str:
 
 
 def _legend(keys: Sequence[Key]) -> str:
-    if not keys:
-        return ""
-    return f'<ul class="legend">{"".join(f"<li>{_entry(key)}</li>" for key in keys)}</ul>'
-
-
-def _entry(key: Key) -> str:
-    """A button that hides its series, or an explanation."""
-    drawing = f'<svg class="swatch" viewBox="-9 -7 18 14" aria-hidden="true">{swatch(key)}</svg>{escape(key.name)}'
-    if not isinstance(key.look, int):
-        return drawing
-    return f'<button type="button" class="key" data-s="{key.look}" aria-pressed="true">{drawing}</button>'
+    """An entry is a button that hides its series, or an explanation."""
+    entries = ""
+    for key in keys:
+        entry = f'<svg class="swatch" viewBox="-9 -7 18 14" aria-hidden="true">{swatch(key)}</svg>{escape(key.name)}'
+        if isinstance(key.look, int):
+            entry = f'<button type="button" class="key" data-s="{key.look}" aria-pressed="true">{entry}</button>'
+        entries += f"<li>{entry}</li>"
+    return f'<ul class="legend">{entries}</ul>' if keys else ""
 
 
 _SHAPES = {
@@ -73,26 +70,23 @@ def swatch(key: Key) -> str:
 
 
 def _numbers(chart: Chart) -> str:
-    """All numbers of a chart, for eyes that do not read charts: as a table, and as a file."""
-    heads, rows = _numbers_of(chart)
-    if not rows:
+    """What the tooltips say, for eyes that do not read charts: a row a point, each once, as a table and as a file."""
+    points = [
+        (each.name, dict(each.numbers)) for panel in chart.panels for each in _with_tooltips(panel) if each.numbers
+    ]
+    if not points:
         return ""
+    labels = dict.fromkeys(label for _, numbers in points for label in numbers)
+    heads = ("name", *labels)
+    rows = list(dict.fromkeys((name, *(numbers.get(label, BLANK) for label in labels)) for name, numbers in points))
     more = ""
     if len(rows) > MOST_ROWS:
         more = f'<p class="quiet">The first {MOST_ROWS} of {len(rows):,} rows; the file has all.</p>'
     return (
         '<div class="numbers"><details><summary>The numbers of this chart</summary>'
         f"{table(heads, rows[:MOST_ROWS], chart.title)}{more}</details>"
-        f"{download(f'{chart.name}.csv', _csv(heads, rows))}</div>"
+        f"{download(f'{chart.name}.csv', _csv([heads, *rows]))}</div>"
     )
-
-
-def _numbers_of(chart: Chart) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Heads and rows of what the tooltips of a chart say: a row a point, each once."""
-    told = [(each.name, dict(each.numbers)) for panel in chart.panels for each in _with_tooltips(panel) if each.numbers]
-    labels = dict.fromkeys(label for _, numbers in told for label in numbers)
-    rows = dict.fromkeys((name, *(numbers.get(label, BLANK) for label in labels)) for name, numbers in told)
-    return ("name", *labels), list(rows)
 
 
 def _with_tooltips(panel: Panel | Bars) -> Iterator[Datum | Bar | Span]:
@@ -126,22 +120,15 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], label: str, class
 
 def download(name: str, data: bytes) -> str:
     """A link that saves ``data``, which travels in the page: it needs neither a server nor script."""
-    text = base64.b64encode(data).decode()
+    text, count = base64.b64encode(data).decode(), len(data)
+    size = f"{count} B" if count < 1000 else f"{count / 1000:.0f} kB" if count < 999_500 else f"{count / 1e6:.1f} MB"
     return (
         f'<a class="csv" download="{escape(name)}" href="data:text/csv;charset=utf-8;base64,{text}">'
-        f'{escape(name)}<span class="quiet"> {_size(len(data))}</span></a>'
+        f'{escape(name)}<span class="quiet"> {size}</span></a>'
     )
 
 
-def _size(count: int) -> str:
-    """Bytes as people say them."""
-    return f"{count} B" if count < 1000 else f"{count / 1000:.0f} kB" if count < 999_500 else f"{count / 1e6:.1f} MB"
-
-
-def _csv(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:
-    """A table of text as CSV."""
+def _csv(rows: Iterable[Sequence[str]]) -> bytes:
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(heads)
-    writer.writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()

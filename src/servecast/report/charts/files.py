@@ -50,11 +50,11 @@ def write_figures(folder: Path, charts: Sequence[Chart], forms: Sequence[str], m
 
 def encoded(chart: Chart, form: str, mark: str = "") -> bytes:
     """The bytes of a figure file."""
-    svg = standalone(chart, mark)
+    svg = _standalone(chart, mark)
     return _png(svg) if form == "png" else svg.encode()
 
 
-def standalone(chart: Chart, mark: str = "") -> str:
+def _standalone(chart: Chart, mark: str = "") -> str:
     """A chart as an SVG document: title, legend, panels in a grid as on the page."""
     columns = 1 if chart.stacked else 3 if len(chart.panels) == 3 else min(len(chart.panels), 2)
     width = _WIDE if columns > 1 else _LONE

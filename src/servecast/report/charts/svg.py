@@ -17,7 +17,7 @@ from servecast.report.charts.spec import Bars, Curve, Panel
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from servecast.report.charts.spec import Area, Bar, Datum, Line, Marks, Series, Span
+    from servecast.report.charts.spec import Area, Bar, Datum, Line, Series, Span
 
 WIDTH = 520
 _LEFT, _RIGHT, _BOTTOM, _TOP = 58, 506, 50, 36
@@ -58,7 +58,10 @@ def _axes(panel: Panel) -> Iterator[str]:
     yield from (_reference(line, x, y, top, bottom) for line in panel.lines)
     yield from (_curve(curve, x, y) for curve in panel.curves)
     yield from (_series(series, x, y) for series in panel.series)
-    yield from (_marks(marks, x, y) for marks in panel.marks if marks.points)
+    for marks in panel.marks:
+        if marks.points:
+            points = "".join(_point(datum, x, y, _MARK[marks.look]) for datum in marks.points)
+            yield f'<g class="{marks.look}">{points}</g>'
 
 
 def _scales(panel: Panel, top: float, bottom: float) -> tuple[Scale, Scale]:
@@ -203,10 +206,6 @@ def _titled(name: str, numbers: Sequence[tuple[str, str]]) -> str:
     return f' role="img" tabindex="0" aria-label="{escape(short)}"><title>{escape(every)}</title>'
 
 
-def _marks(marks: Marks, x: Scale, y: Scale) -> str:
-    return f'<g class="{marks.look}">{"".join(_point(datum, x, y, _MARK[marks.look]) for datum in marks.points)}</g>'
-
-
 def _bars_top(panel: Bars) -> int:
     return 24 if panel.title else 4
 
@@ -214,7 +213,9 @@ def _bars_top(panel: Bars) -> int:
 def _bars(panel: Bars) -> Iterator[str]:
     top, tall = _bars_top(panel), height(panel)
     bottom = tall - _BOTTOM + 4
-    values = [end for bar in panel.bars for end in _ends(bar)] + [line.x for line in panel.lines if line.x is not None]
+    values = [sum(part.value for part in bar.parts) for bar in panel.bars if bar.parts]
+    values += [end for bar in panel.bars for end in (bar.value, bar.low, bar.high) if end is not None]
+    values += [line.x for line in panel.lines if line.x is not None]
     room = 0.24 if any(bar.words for bar in panel.bars) else 0.02
     x = scale(panel.x, values, 4, _RIGHT, head=room)
     if panel.title:
@@ -227,12 +228,6 @@ def _bars(panel: Bars) -> Iterator[str]:
     yield _text((4 + _RIGHT) / 2, tall - 6, panel.x.label, "axis mid")
     yield from (_bar(bar, x, top + _ROW * place) for place, bar in enumerate(panel.bars))
     yield from (_reference(line, x, x, top, bottom) for line in panel.lines)
-
-
-def _ends(bar: Bar) -> Iterator[float]:
-    if bar.parts:
-        yield sum(part.value for part in bar.parts)
-    yield from (end for end in (bar.value, bar.low, bar.high) if end is not None)
 
 
 def _bar(bar: Bar, x: Scale, top: float) -> str:

@@ -36,7 +36,7 @@ PERCENTILES = {
 }  # fmt: skip
 
 
-def llmd_report(
+def _llmd_report(
     run: Run,
     *,
     model: str,
@@ -75,8 +75,8 @@ def llmd_report(
 
 
 def write_llmd(run: Run, path: Path | str, **options: Any) -> None:
-    """Writes `llmd_report` as YAML to ``path``. A place that cannot be written is an InputError."""
-    write(path, yaml.safe_dump(llmd_report(run, **options), sort_keys=False, allow_unicode=True))
+    """Writes `_llmd_report` as YAML to ``path``. A place that cannot be written is an InputError."""
+    write(path, yaml.safe_dump(_llmd_report(run, **options), sort_keys=False, allow_unicode=True))
 
 
 def _digest(value: object) -> str:

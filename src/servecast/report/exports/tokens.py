@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _NEAR_S = 1e-9  # two ends closer than this are one
 
 
-def iteration_ends(decisions: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+def _iteration_ends(decisions: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
     """End of every iteration in which rows decode, in order: (iterations,) [s]."""
     busy = decisions["useful_decode_rows"] > 0
     names = ("iterations", "seconds", "step_s", "start_s")
@@ -39,7 +39,7 @@ def token_gaps_by_request(run: Run) -> Iterator[NDArray[np.float64]]:
     """For each request of the run the gaps between its tokens: (generated - 1,) [s]; none unless it completed."""
     requests = run.requests
     nothing = np.empty(0)
-    ends = iteration_ends(run.decisions)
+    ends = _iteration_ends(run.decisions)
     after = np.searchsorted(ends, requests["first_token_s"] + _NEAR_S)
     upto = np.searchsorted(ends, requests["finish_s"] + _NEAR_S)
     streamed = (requests["status"] == Status.COMPLETED) & (run.respond != "batch_end")

@@ -47,7 +47,7 @@ class Answers:
     streamed: bool = True
 
 
-def vllm_metrics(
+def _vllm_metrics(
     answers: Answers,
     duration_s: float,
     *,
@@ -121,7 +121,7 @@ def _peaks(answers: Answers, good: list[int]) -> dict[str, float | None]:
     return {"max_output_tokens_per_s": float(tokens.max()), "max_concurrent_requests": most}
 
 
-def answers_of(run: Run) -> Answers:
+def _answers_of(run: Run) -> Answers:
     """What a client of the simulated server would have kept, with times of the simulation's clock."""
     requests = run.requests
     done = requests["status"] == Status.COMPLETED
@@ -156,7 +156,7 @@ def vllm_result(
     The duration is from the first request sent to the last answer, and the same run gives the same bytes: the date says
     that it is a simulation's.
     """
-    answers = answers_of(run)
+    answers = _answers_of(run)
     requests = run.requests
     done = requests["status"] == Status.COMPLETED
     queued = np.where(done, requests["scheduled_s"] - requests["sent_s"], 0.0)
@@ -175,7 +175,7 @@ def vllm_result(
             "request_rate": "inf" if request_rate == inf else request_rate,
             "burstiness": 1.0,
             "max_concurrency": max_concurrency,
-            **vllm_metrics(answers, duration_s, slo_ms=slo_ms, percentiles=percentiles),
+            **_vllm_metrics(answers, duration_s, slo_ms=slo_ms, percentiles=percentiles),
             "input_lens": answers.input_lens,
             "output_lens": answers.output_lens,
             "ttfts": answers.ttfts,

@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
         return " ".join(self.details)
 
 
-def concise(sentence: str) -> bool:
+def _concise(sentence: str) -> bool:
     """Whether a headline is short enough, and has few enough numbers."""
     return len(sentence.split()) <= MOST_WORDS and len(_NUMBER.findall(sentence)) <= MOST_NUMBERS
 
@@ -45,7 +45,7 @@ def first_concise(candidates: Iterable[str], mark: str = "") -> str:
     chosen = ""
     for candidate in candidates:
         chosen = f"{mark}{candidate}"
-        if concise(chosen):
+        if _concise(chosen):
             break
     return as_sentence(chosen)
 

@@ -240,7 +240,7 @@ class _Run:
         """The first row of a policy that loses requests, and where that is, in words."""
         varied = [key for key in self.keys if rows[key].nunique() > 1]
         first = losing.iloc[0]
-        if len(varied) != 1 or not _numeric(rows[varied[0]]):
+        if len(varied) != 1 or any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in rows[varied[0]]):
             return first, self._at(first)
         key = varied[0]
         values, lost = sorted(set(rows[key])), sorted(set(losing[key]))
@@ -265,7 +265,3 @@ def _queue(row: Any, before: str = " (", after: str = ")") -> str:
 def _price(row: Any) -> list[str]:
     price = row["usd_per_mtok_output"]
     return [] if missing(price) else [f"${number(price)} per million output tokens"]
-
-
-def _numeric(column: pd.Series[Any]) -> bool:
-    return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in column.tolist())
