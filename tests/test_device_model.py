@@ -135,12 +135,12 @@ def test_padded_equals_ragged_on_the_useful_rows():
         row[: len(prompt)] = prompt
     padded.begin([len(prompt) for prompt in prompts])
     spans = [Span(slot, 0, len(prompt)) for slot, prompt in enumerate(prompts)]
-    ours, theirs = padded.prefill_logits(rectangle), ragged.logits(spans, torch.cat(prompts))
+    ours, theirs = padded.prefill(rectangle), ragged.logits(spans, torch.cat(prompts))
     for _ in range(6):
         close(ours, theirs)
         following = theirs.argmax(-1)
         spans = [Span(s.slot, s.cached + s.new, 1) for s in spans]
-        ours, theirs = padded.decode_logits(following), ragged.logits(spans, following)
+        ours, theirs = padded.decode(following), ragged.logits(spans, following)
 
 
 def test_same_weights_give_the_logits_of_transformers_llama():

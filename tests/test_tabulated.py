@@ -198,7 +198,7 @@ class TestTabulatedCost:
             TabulatedCost(curve([(1, 0.0)]), cost.sampled, cost.decode, cost.prefill, "tokens", cost.mixed)
 
     def test_memory_is_bounded(self, cost, monkeypatch):
-        monkeypatch.setattr("servecast.cost.tabulated._REMEMBERED", 4)
+        monkeypatch.setattr("servecast.cost.model._REMEMBERED", 4)
         for rows in range(1, 30):
             cost.seconds(decode_step(rows, 100 * rows))
             cost.seconds(prompt_step(10 * rows, rows=rows, context=rows))

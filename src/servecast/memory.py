@@ -124,9 +124,8 @@ class MemoryBudget:
 
     def activation_bytes_of(self, tokens: int, rows: int | None = None) -> float:
         """Peak activation bytes of a step of ``tokens`` that samples for ``rows`` sequences (max_num_seqs if None)."""
-        return self.model.activation_bytes_peak(
-            tokens, self.max_num_seqs if rows is None else rows, self.tensor_parallel
-        )
+        sampled = self.max_num_seqs if rows is None else rows
+        return self.model.activation_bytes_peak(tokens, sampled, self.tensor_parallel)
 
 
 def whole_blocks(kv_bytes: float, block_bytes: float) -> int:
@@ -203,9 +202,8 @@ def budget(
 
 def _refuse_out_of_range(gpu_memory_utilization: float, given: Mapping[str, int | None]) -> None:
     if not 0 < gpu_memory_utilization <= 1:
-        raise InputError(
-            "engine.gpu_memory_utilization", f"{gpu_memory_utilization} is outside (0, 1]; write 0.9 for 90 %"
-        )
+        problem = f"{gpu_memory_utilization} is outside (0, 1]; write 0.9 for 90 %"
+        raise InputError("engine.gpu_memory_utilization", problem)
     for key, value in given.items():
         if value is not None and value < 1:
             raise InputError(f"engine.{key}", f"{value} is not a positive whole number")
@@ -216,11 +214,18 @@ def _longest(model: ModelSpec, asked: int | None, kv_blocks: int, block_size: in
     held = kv_blocks * block_size
     longest = min(model.max_position or held, held) if asked is None else asked
     if model.max_position and longest > model.max_position:
-        raise InputError(
-            "engine.max_model_len", f"{longest} is more than the {model.max_position} positions of {model.name}"
-        )
+        problem = f"{longest} is more than the {model.max_position} positions of {model.name}"
+        raise InputError("engine.max_model_len", problem)
     if longest > held:
-        raise NotEnoughMemoryError("engine.max_model_len", _too_long(longest, held, block_size, block_bytes))
+        needed, there = (-(-tokens // block_size) * block_bytes / GIB for tokens in (longest, held))
+        # "models's" and the figures in this order are vLLM's own words, so that a search for them finds both
+        raise NotEnoughMemoryError(
+            "engine.max_model_len",
+            f"To serve at least one request with the models's max seq len ({longest}), ({needed:.2f} GiB KV cache is "
+            f"needed, which is larger than the available KV cache memory ({there:.2f} GiB). Based on the available "
+            f"memory, the estimated maximum model length is {held}. Try increasing `gpu_memory_utilization` or "
+            "decreasing `max_model_len`",
+        )
     return longest
 
 
@@ -235,15 +240,4 @@ def _no_memory(device: DeviceSpec, usable: float, weights: float, activations: f
     return (
         f"No available memory for the cache blocks: {usable / GIB:.2f} GiB usable - {weights / GIB:.2f} weights "
         f"- {activations / GIB:.2f} activations - {overhead / GIB:.2f} runtime = {left / GIB:.2f} GiB. {helps}"
-    )
-
-
-def _too_long(max_model_len: int, longest: int, block_size: int, block_bytes: float) -> str:
-    # "models's" and the figures in this order are vLLM's own words, so that a search for them finds both
-    needed = -(-max_model_len // block_size) * block_bytes
-    return (
-        f"To serve at least one request with the models's max seq len ({max_model_len}), ({needed / GIB:.2f} GiB KV "
-        f"cache is needed, which is larger than the available KV cache memory "
-        f"({longest // block_size * block_bytes / GIB:.2f} GiB). Based on the available memory, the estimated maximum "
-        f"model length is {longest}. Try increasing `gpu_memory_utilization` or decreasing `max_model_len`"
     )

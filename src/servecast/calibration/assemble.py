@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from servecast.batch import StepShape
-from servecast.calibration import kernel_tables, layer_tables
+from servecast.calibration import kernel_tables, layer_tables, operators
 from servecast.calibration.fit import Report
 from servecast.cost import host as hosts
 from servecast.cost.curves import Curve, surface
@@ -71,6 +71,7 @@ def fit_operators(
     else:
         problem = f"holds neither {layer_tables.DENSE} nor {kernel_tables.GEMM}: name a folder of tables"
         raise InputError(str(folder), problem)
+    names, digest = operators.fingerprint(parts.files)
     profile = TabulatedProfile(
         name=name,
         model=model.name,
@@ -85,8 +86,8 @@ def fit_operators(
             date,
             source=source,
             engine=engine or folder.name.rpartition("-")[2],
-            files=parts.files,
-            sha256=parts.sha256,
+            files=names,
+            sha256=digest,
             rows=parts.rows,
             seed=0,
             rows_each=1,

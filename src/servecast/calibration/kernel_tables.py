@@ -102,7 +102,6 @@ def read(folder: Path, model: ModelSpec, device: DeviceSpec, tensor_parallel: in
         least[outer] = min(seconds, least.get(outer, seconds))
     judged += operators.decode_errors(decode)
     judged += operators.summary("prefill attention", "tokens", operators.errors_along(fresh, outer=False))
-    names, digest = operators.fingerprint(files)
     return Parts(
         terms=tuple(terms),
         decode=decode,
@@ -119,8 +118,7 @@ def read(folder: Path, model: ModelSpec, device: DeviceSpec, tensor_parallel: in
             *_notes(terms, tensor_parallel),
             f"{raised} of {len(decode)} points of decode attention came from the L2: raised to the peak bandwidth",
         ),
-        files=names,
-        sha256=digest,
+        files=files,
         rows=len(decode) + len(fresh) + len(grid.m) * (len(_matrices(model, 1)) + 1),
     )
 

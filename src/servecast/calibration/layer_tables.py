@@ -97,7 +97,6 @@ def read(
     judged += operators.decode_errors(decode)
     judged += operators.summary("prefill attention", "cached prefix", operators.errors_along(prefill, outer=False))
     judged += operators.summary("joint attention", "from its parts", joint)
-    names, digest = operators.fingerprint(files)
     return Parts(
         terms=tuple(terms),
         decode=decode,
@@ -111,8 +110,7 @@ def read(
         most_rows=int(attention["n_decode"].max()),
         left_out=tuple(judged),
         notes=(*notes, "several prompts in one step were not measured: priced by their tokens and pairs"),
-        files=names,
-        sha256=digest,
+        files=files,
         rows=len(dense) + len(sequences) + len(attention),
     )
 

@@ -77,8 +77,7 @@ class Parts(NamedTuple):
     most_rows: int
     left_out: tuple[LeftOut, ...]
     notes: tuple[str, ...]
-    files: tuple[str, ...]
-    sha256: str
+    files: Sequence[Path]
     rows: int
 
 

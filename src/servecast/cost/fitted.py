@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from servecast.cost.model import Domain, Measured
+from servecast.cost.model import Domain, Measured, keep, require_tokens
 from servecast.errors import InputError
 from servecast.specs.model import cached_in_window, pairs_in_window
 
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
     from servecast.batch import StepShape
     from servecast.cost.model import Scalars
-
-#: Token counts whose matmul term is remembered; more than any token budget in use, and it bounds the memory.
-_REMEMBERED: Final = 65_536
 
 #: Names of the coefficients, in the order of every vector and covariance of them, with their units.
 COEFFICIENTS: Final = {
@@ -121,14 +118,10 @@ class FittedCost(Measured):
 
     def _remember(self, tokens: int) -> float:
         """Constant and matmul term of a step of so many tokens [s]."""
-        if tokens <= 0:
-            raise InputError(self.name, f"step time must be > 0: a step of {tokens} tokens has no duration")
+        require_tokens(self.name, tokens)
         read = self.weight_read_s * self.weights_read(tokens)
         term = self.step_s + float(smooth_maximum(read, self.token_s * tokens, self.sharpness))
-        if len(self._terms) >= _REMEMBERED:
-            self._terms.clear()
-        self._terms[tokens] = term
-        return term
+        return keep(self._terms, tokens, term)
 
     def weights_read(self, tokens: Scalars) -> Scalars:
         """Share of the weights that so many tokens touch: all of them in a dense model."""

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from servecast.batch import StepShape
+from servecast.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 
 #: A number, or an array of them: a `StepShape` holds either.
 Scalars = Any
+
+#: Terms that a cost model remembers: more than any token budget in use, and it bounds the memory.
+_REMEMBERED: Final = 65_536
+
+Key = TypeVar("Key")
+Term = TypeVar("Term")
 
 StepKind = Literal["decode", "mixed", "prefill"]
 
@@ -63,6 +70,20 @@ def step_kind(shape: StepShape) -> Scalars:
     prefill = np.asarray(shape.prefill_rows) > 0
     names = np.where(prefill, np.where(np.asarray(shape.decode_rows) > 0, "mixed", "prefill"), "decode")
     return names if names.ndim else str(names)
+
+
+def keep(terms: dict[Key, Term], key: Key, term: Term) -> Term:
+    """Remember a term of a cost model, by tokens or rows."""
+    if len(terms) >= _REMEMBERED:
+        terms.clear()
+    terms[key] = term
+    return term
+
+
+def require_tokens(name: str, tokens: int) -> None:
+    """Raises InputError for a step that computes no token."""
+    if tokens <= 0:
+        raise InputError(name, f"step time must be > 0: a step of {tokens} tokens has no duration")
 
 
 class Extrapolation(NamedTuple):

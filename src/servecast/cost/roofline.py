@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from servecast.batch import StepShape
+from servecast.cost.model import keep, require_tokens
 from servecast.errors import InputError
 from servecast.specs.dtypes import bytes_per_value
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from servecast.cost.model import Scalars
     from servecast.specs.device import DeviceSpec
     from servecast.specs.model import ModelSpec
-
-_REMEMBERED: Final = 65_536
 
 COMPUTE_EFFICIENCY: Final = 0.70
 """Share of peak FLOP/s that matrix multiplications reach inside a running engine. Alone, Qwen3-14B's layers reach 0.80
@@ -138,13 +137,8 @@ class Roofline:
 
     def _remember(self, shape: StepShape) -> float:
         tokens = shape.prefill_tokens + shape.decode_rows
-        if tokens <= 0:
-            raise InputError(self.name, f"step time must be > 0: a step of {tokens} tokens has no duration")
-        if len(self._linear) >= _REMEMBERED:
-            self._linear.clear()
-        term = float(self._linear_s(shape))
-        self._linear[tokens, shape.prefill_rows + shape.decode_rows] = term
-        return term
+        require_tokens(self.name, tokens)
+        return keep(self._linear, (tokens, shape.prefill_rows + shape.decode_rows), float(self._linear_s(shape)))
 
     def _linear_s(self, shape: StepShape) -> Scalars:
         """Everything but attention [s]: a function of tokens and rows alone."""

@@ -23,20 +23,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from servecast.cost.model import Domain, Measured
+from servecast.cost.model import Domain, Measured, keep, require_tokens
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
     from servecast.batch import StepShape
     from servecast.cost.curves import Curve, Surface
     from servecast.cost.model import Scalars
-
-#: Terms remembered, by tokens or by rows: more than any budget in use, and it bounds the memory.
-_REMEMBERED: Final = 65_536
 
 #: What the outer number of the prefill surface is; the inner one is the other.
 PrefillBy = Literal["tokens", "pairs_per_token"]
@@ -131,16 +128,11 @@ class TabulatedCost(Measured):
 
     def _linear_s(self, tokens: int, rows: int) -> float:
         """What does not depend on the context [s]."""
-        if tokens <= 0:
-            raise InputError(self.name, f"step time must be > 0: a step of {tokens} tokens has no duration")
+        require_tokens(self.name, tokens)
         last = self.tokens.knots[-1]
         # Beyond the last knot matrix products are bound by FLOPs: time grows with the tokens.
         passed = self.tokens.at(tokens) if tokens <= last else self.tokens.seconds[-1] * tokens / last
-        term = self.step_s + self.row_s * rows + passed + self.sampled.at(rows)
-        if len(self._linear) >= _REMEMBERED:
-            self._linear.clear()
-        self._linear[tokens, rows] = term
-        return term
+        return keep(self._linear, (tokens, rows), self.step_s + self.row_s * rows + passed + self.sampled.at(rows))
 
     def _remember(self, rows: int, measured: Surface, into: dict[int, _Pieces], constant: float) -> _Pieces:
         """The pieces of so many rows by all their context: the knots of a mean row, times the rows."""
@@ -151,7 +143,4 @@ class TabulatedCost(Measured):
         slopes.append(slopes[-1] if slopes else 0.0)
         if knots[0] > 0:
             knots, seconds, slopes = [0.0, *knots], [seconds[0], *seconds], [0.0, *slopes]
-        if len(into) >= _REMEMBERED:
-            into.clear()
-        pieces = into[rows] = _Pieces(tuple(knots), tuple(seconds), tuple(slopes))
-        return pieces
+        return keep(into, rows, _Pieces(tuple(knots), tuple(seconds), tuple(slopes)))

@@ -327,7 +327,7 @@ def _padded_over_ragged(model: Transformer, steps: Steps, limits: Limits, deadli
 
             def step(prompts: Sequence[int] = prompts, context: int = context, tokens: torch.Tensor = tokens) -> None:
                 padded.begin(prompts, context)
-                padded.decode(tokens)
+                padded.decode(tokens).argmax(-1)
 
             taken = steps.timed(step, deadline, warm_up=2).seconds
             ratios.append(taken / steps.time(point, deadline, warm_up=2).seconds - 1)

@@ -217,10 +217,10 @@ def _run(case: CliffCase, rows: int) -> int | None:
     if POLICIES[case.policy].rectangle:
         padded = Padded(model, cache)
         padded.begin([case.prompt] * rows)
-        following = padded.prefill(tokens)
+        following = padded.prefill(tokens).argmax(-1)
         del tokens
         padded.padded = length - 1
-        padded.decode(following)
+        padded.decode(following).argmax(-1)
     else:
         ragged = Ragged(model, cache, graphs=False)
         following = ragged.step([grid.Span(row, 0, case.prompt) for row in range(rows)], tokens.flatten())

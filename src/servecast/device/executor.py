@@ -138,7 +138,7 @@ class DeviceExecutor:
             upto = inputs.shape[1] if inputs.ndim == 2 else padded.padded + 1
             with self._room([(row, upto) for row in range(len(rows))]):
                 start = self._now()
-                inputs = padded.prefill(inputs) if inputs.ndim == 2 else padded.decode(inputs)
+                inputs = (padded.prefill(inputs) if inputs.ndim == 2 else padded.decode(inputs)).argmax(-1)
                 seconds = self._now() - start
             for history, token in zip(histories, inputs.tolist(), strict=True):
                 history.append(token)  # a finished row goes on: that is what padding wastes

@@ -192,11 +192,7 @@ class Padded:
         assert len(prompts) <= self.cache.slots, (len(prompts), self.cache.slots)
 
     def prefill(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Next tokens (rows,) of prompts ``tokens`` (rows, longest), padded on the right with whatever."""
-        return self.prefill_logits(tokens).argmax(-1)
-
-    def prefill_logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits (rows, vocab) of the last token of each prompt."""
+        """Logits (rows, vocab) after prompts ``tokens`` (rows, longest), padded on the right with whatever."""
         rows, longest = tokens.shape
         assert (rows, longest) == (len(self.prompts), self.padded_prompt), (tokens.shape, self.prompts)
         positions = torch.arange(longest, device=tokens.device).repeat(rows)
@@ -223,11 +219,7 @@ class Padded:
         return logits
 
     def decode(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Next tokens (rows,) after ``tokens`` (rows,)."""
-        return self.decode_logits(tokens).argmax(-1)
-
-    def decode_logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits (rows, vocab) of one more token a row, attending over the padded context."""
+        """Logits (rows, vocab) after one more token a row (rows,), attending over the padded context."""
         rows, at = len(tokens), self.padded
         upto = at + 1
         device = tokens.device

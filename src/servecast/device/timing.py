@@ -110,10 +110,10 @@ def measure(
 def timing(taken: Sequence[float], dropped: int) -> Timing:
     """What repeats tell."""
     median = statistics.median(taken)
-    return Timing(median, len(taken), dropped, min(taken), max(taken), spread(taken))
+    return Timing(median, len(taken), dropped, min(taken), max(taken), _spread(taken))
 
 
-def spread(taken: Sequence[float]) -> float:
+def _spread(taken: Sequence[float]) -> float:
     """Standard deviation of single repeats as a share of their median, from their quartiles; 0 for a single one."""
     if len(taken) < 2:
         return 0.0
