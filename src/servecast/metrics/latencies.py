@@ -55,7 +55,7 @@ def _tpot(requests: Columns, streamed: bool) -> NDArray[np.float64]:
 
 LATENCIES: Final[dict[str, Latency]] = {
     "ttft": Latency(
-        "TTFT", "time to first token", "number", "time from sending a request to its first token",
+        "TTFT", "time to first token", "number", "time from a request reaching the server to its first token",
         lambda requests, streamed: requests["first_token_s"] - requests["sent_s"], {"p50": 4, "p99": 5},
     ),
     "tpot": Latency(
@@ -69,18 +69,18 @@ LATENCIES: Final[dict[str, Latency]] = {
         None, {"p99": 10}, client=False,
     ),
     "e2e": Latency(
-        "E2E", "time to the last token", "number", "time from sending a request to its last token",
+        "E2E", "time to the last token", "number", "time from a request reaching the server to its last token",
         lambda requests, streamed: _finish(requests) - requests["sent_s"],
     ),
     "normalized_latency": Latency(
         "E2E/token", "time to the last token per output token", "milli",
-        "time from sending a request to its last token over its output tokens",
+        "time from a request reaching the server to its last token over its output tokens",
         lambda requests, streamed: (_finish(requests) - requests["sent_s"])
         / np.maximum(requests["generated_tokens"], 1),
         client=False,
     ),
     "queue": Latency(
-        "wait", "time in the queue", "number", "time from sending a request to its first step",
+        "wait", "time in the queue", "number", "time from a request reaching the server to its first step",
         lambda requests, streamed: requests["scheduled_s"] - requests["sent_s"], client=False,
     ),
     "client_queue": Latency(

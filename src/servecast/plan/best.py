@@ -291,7 +291,7 @@ def _candidates(configuration: Configuration) -> Iterator[dict[str, Any]]:
         for value in (values[key] * 2, values[key] // 2):
             if value >= floor and value <= values.get("max_num_batched_tokens", math.inf) * 2:
                 changed = {f"policies[{at}].{key}": value}
-                if key == "max_num_seqs" and value > values["max_num_batched_tokens"]:
+                if key == "max_num_seqs" and value > values.get("max_num_batched_tokens", math.inf):
                     changed[f"policies[{at}].max_num_batched_tokens"] = value  # at least the number of sequences
                 yield changed
     if served.memory_share < 0.95 and scenario.engine.kv_blocks is None:

@@ -91,12 +91,15 @@ def farthest(run: Run, cost: CostModel | StepCost) -> Extrapolation | None:
 
 
 def sentences(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """One sentence for each policy priced beyond the measurements: the largest share and factors of its runs."""
-    for policy in dict.fromkeys(outcome.policy for outcome in outcomes):
-        runs = [outcome for outcome in outcomes if outcome.policy == policy]
-        found = [run.made.extrapolation for run in runs if run.made.extrapolation is not None]
+    """One sentence for each policy priced beyond the measurements, the largest share of busy time first."""
+    most: dict[str, float] = {}
+    for outcome in outcomes:
+        most[outcome.policy] = max(outcome.row["extrapolated_fraction"] or 0.0, most.get(outcome.policy, 0.0))
+    for policy in sorted(most, key=most.__getitem__, reverse=True):
+        made = [outcome.made.extrapolation for outcome in outcomes if outcome.policy == policy]
+        found = [each for each in made if each is not None]
         if found:
-            yield sentence(policy, max(outcome.row["extrapolated_fraction"] or 0.0 for outcome in runs), found)
+            yield sentence(policy, most[policy], found)
 
 
 def sentence(name: str, most: float, found: Sequence[Extrapolation]) -> str:
