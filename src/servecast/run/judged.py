@@ -194,10 +194,13 @@ def view(results: Results) -> View:
     summary = results.summary
     keys = swept(summary)
     table = per_policy(summary)
-    own = {key: _with_own_values(summary, key) for key in keys}
-    chosen = judged(table)
-    rows, reason = _telling(table, chosen)
-    values = {key: _value(rows, key, own[key]) for key in keys}
+    # The policies that a swept key is about; the others (a batch size means nothing to them) stand at every point.
+    own = {key: list(dict.fromkeys(summary.loc[summary[key].notna(), "policy"])) for key in keys}
+    rows, reason = _telling(table, judged(table))
+    values = {}
+    for key in keys:
+        having = rows[rows["policy"].isin(own[key])]
+        values[key] = (having if len(having) else rows)[key].iloc[0]
     where = ", ".join(f"{name} = {plain_value(value)}" for name, value in values.items())
     seed = summary["seed"].iloc[0]
     if summary["seed"].nunique() > 1:
@@ -224,17 +227,6 @@ def view(results: Results) -> View:
         where,
         reason,
     )
-
-
-def _with_own_values(summary: pd.DataFrame, key: str) -> list[str]:
-    """The policies that a swept key is about; the others (a batch size means nothing to them) stand at every point."""
-    return list(dict.fromkeys(summary.loc[summary[key].notna(), "policy"]))
-
-
-def _value(rows: pd.DataFrame, key: str, owners: list[str]) -> Any:
-    """The swept value of the first of ``rows`` whose policy has the key."""
-    having = rows[rows["policy"].isin(owners)]
-    return (having if len(having) else rows)[key].iloc[0]
 
 
 def _telling(table: pd.DataFrame, chosen: Judged) -> tuple[pd.DataFrame, str]:

@@ -90,8 +90,8 @@ def tasks_of(scenario: Scenario) -> list[Task]:
     for point in points(scenario):
         for at in range(len(scenario.policies)):
             own = {key: value for key, value in point.swept.items() if _has(point.scenario, at, key)}
-            label = point.label if len(own) == len(point.swept) else label_of(own)
             swept = {**dict.fromkeys(point.swept), **own}
+            label = point.label if swept == point.swept else label_of(own)
             tasks.setdefault((at, label, point.seed), Task(point._replace(label=label, swept=swept), at))
     return list(tasks.values())
 
@@ -182,7 +182,10 @@ class Sweep:
         self._servings: dict[str, Serving] = {}
         self._requests = 0
         self._many = repeatable and len({(task.point.label, task.point.seed) for task in tasks}) > 1
-        self.tables = not (self._many and _known_requests(tasks) > MOST_REQUESTS)
+        # Requests that are sure to come, so that workers need not send tables which nobody would hold.
+        loads = [task.point.scenario.workload for task in tasks if task.point.scenario.horizon_s is None]
+        known = sum(load.requests or 0 for load in loads if load.trace is None and load.servegen is None)
+        self.tables = not (self._many and known > MOST_REQUESTS)
         self.results: dict[int, Outcome | Failure] = {}
         for place, made in self._found():
             self._hold(place, made)
@@ -223,8 +226,8 @@ class Sweep:
         store = self._store
         if store is None:
             return []
-        found = {place: store.found(digest) for place, digest in enumerate(self.digests)}
-        rows = {place: data for place, data in found.items() if data is not None}
+        found = ((place, store.found(digest)) for place, digest in enumerate(self.digests))
+        rows = {place: data for place, data in found if data is not None}
         if not self.tables or sum(int(data["row"]["arrived_whole_run"]) for data in rows.values()) > MOST_REQUESTS:
             return [(place, Made.of(data)) for place, data in rows.items()]
         runs = {place: store.run(self.digests[place]) for place in rows}
@@ -251,12 +254,6 @@ class Sweep:
                 self._store.drop_tables()
 
 
-def _known_requests(tasks: Sequence[Task]) -> int:
-    """How many requests are sure to come, so that workers need not send tables which nobody would hold."""
-    loads = [task.point.scenario.workload for task in tasks if task.point.scenario.horizon_s is None]
-    return sum(load.requests or 0 for load in loads if load.trace is None and load.servegen is None)
-
-
 def _has(scenario: Scenario, at: int, key: str) -> bool:
     """Whether a swept key path means anything to the policy at this place of the list."""
     parts = keypath.parse(key, f"scenario.sweep.{key}")
@@ -272,12 +269,7 @@ def _notes(outcomes: list[Outcome], failures: list[Failure], missing: int) -> It
     for failure in failures:
         yield f"Not run ({failure.which}): {failure.place}: {failure.problem}"
     yield from sentences(outcomes)
-    yield from _prompts_that_did_not_fit(outcomes)
-    yield from dict.fromkeys(note for outcome in outcomes for note in outcome.made.notes)
-
-
-def _prompts_that_did_not_fit(outcomes: list[Outcome]) -> Iterator[str]:
-    """Why memory can run out with the KV cache next to empty: the step that failed held nothing yet."""
+    # Why memory can run out with the KV cache next to empty: the step that failed held nothing yet.
     found: dict[str, dict[str, None]] = {}
     for outcome in outcomes:
         if outcome.made.prompts_failed:
@@ -288,6 +280,7 @@ def _prompts_that_did_not_fit(outcomes: list[Outcome]) -> Iterator[str]:
             f"Out of memory in the step that computes a batch's prompts: {listed(who)}. Its KV and activations do not "
             "fit together; KV peak is of the steps that ran, so it can be 0 % beside that."
         )
+    yield from dict.fromkeys(note for outcome in outcomes for note in outcome.made.notes)
 
 
 def _each(

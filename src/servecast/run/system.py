@@ -15,12 +15,7 @@ from servecast.executor import ModelExecutor
 from servecast.kvcache import BlockPool
 from servecast.metrics import Hardware, Slo, Tenants, summarise
 from servecast.routers import ROUTERS
-from servecast.scenario.serving import (
-    activation_blocks,
-    memory_budget,
-    require_whole_prompts_fit,
-    serving,
-)
+from servecast.scenario.serving import activation_blocks, memory_budget, require_whole_prompts_fit, serving
 from servecast.scenario.traffic import traffic
 
 if TYPE_CHECKING:
@@ -32,7 +27,7 @@ if TYPE_CHECKING:
     from servecast.memory import MemoryBudget
     from servecast.metrics import Value, Window
     from servecast.policies import Policy
-    from servecast.scenario import Scenario, schema
+    from servecast.scenario import Scenario
     from servecast.scenario.schema import Workload
     from servecast.scenario.serving import Serving
     from servecast.scenario.traffic import Traffic
@@ -130,16 +125,15 @@ class System:
         replicas : behind the scenario's router; as many as the scenario has by default
         machines : what takes the steps; the cost model by default
         """
-        horizon_s = math.inf if self.scenario.horizon_s is None else self.scenario.horizon_s
-        servers = [self._server((machines or modelled)(self)) for _ in range(replicas or self.replicas)]
-        router = ROUTERS[self.scenario.router or "least_outstanding"]()
+        scenario, servers = self.scenario, []
+        for _ in range(replicas or self.replicas):
+            executor, pool, beyond = (machines or modelled)(self)
+            servers.append(Server(self.policy, executor, pool, self.longest, beyond, scenario.engine.restart_s))
+        horizon_s = math.inf if scenario.horizon_s is None else scenario.horizon_s
+        router = ROUTERS[scenario.router or "least_outstanding"]()
         run = replay(client, servers, router, horizon_s=horizon_s, progress=progress).run
         # A device that finds its own limit has more blocks in its books than there is memory.
         return replace(run, kv_blocks_total=self.memory.kv_blocks)
-
-    def _server(self, machine: Machine) -> Server:
-        restart_s = self.scenario.engine.restart_s
-        return Server(self.policy, machine.executor, machine.pool, self.longest, machine.activation_blocks, restart_s)
 
     def row(
         self,
@@ -173,14 +167,14 @@ class System:
     @property
     def slo(self) -> Slo | None:
         """The latency targets of every request whose tenant has none of its own; None without targets."""
-        return None if self.scenario.slo is None else _slo(self.scenario.slo)
+        return None if self.scenario.slo is None else Slo(**self.scenario.slo.model_dump())
 
     def tenants(self, sent: Traffic) -> Tenants | None:
         """The tenants of the traffic with their own targets; None where it names nobody."""
         if sent.tenants is None:
             return None
         sections = self.scenario.workload.tenants or ()
-        own = {section.name: _slo(section.slo) for section in sections if section.slo is not None}
+        own = {section.name: Slo(**section.slo.model_dump()) for section in sections if section.slo is not None}
         return Tenants.of(sent.tenants, own, [section.name for section in sections])
 
 
@@ -189,7 +183,3 @@ def modelled(system: System, cost: PricedSteps | None = None, step_time_scale: f
     memory = system.memory
     pool = BlockPool(memory.kv_blocks, memory.block_size, memory.block_bytes)
     return Machine(ModelExecutor(cost or system.served.cost, step_time_scale), pool, system.activation_blocks())
-
-
-def _slo(section: schema.Slo) -> Slo:
-    return Slo(**section.model_dump())
