@@ -20,7 +20,7 @@ from PIL import Image  # noqa: E402
 import servecast  # noqa: E402
 from servecast import report  # noqa: E402
 from servecast.report.charts.files import encoded  # noqa: E402
-from servecast.report.run_page import drawn  # noqa: E402
+from servecast.report.run_page import chart_sections  # noqa: E402
 
 LARGEST = 250_000  # bytes
 #: Name of a picture: scenario, and name of the chart.
@@ -40,7 +40,7 @@ def main() -> None:
         (HERE / folder).mkdir(exist_ok=True)
     made = {name: servecast.simulate(servecast.load(name)) for name in {one: None for one, _ in FIGURES.values()}}
     for name, (scenario, chart) in FIGURES.items():
-        [wanted] = [each for section in drawn(made[scenario]) for each in section.charts if each.name == chart]
+        [wanted] = [each for section in chart_sections(made[scenario]) for each in section.charts if each.name == chart]
         _saved(f"figures/{name}", encoded(wanted, "png"))
     with tempfile.TemporaryDirectory() as folder, chromium() as browser:
         page = report.write_run(made["quickstart"], Path(folder))

@@ -464,4 +464,4 @@ def test_the_figure_of_a_burst_without_prefixes():
     assert [panel.title for panel in chart.panels] == ["Lengths"]
     assert encoded(chart, "png")[:4] == b"\x89PNG"
     listed = replace(columns, prefix_ids=[(1,), (1,)])
-    assert "finds 58%" in trace_chart(listed, "burst").caption
+    assert "finds 58 %" in trace_chart(listed, "burst").caption

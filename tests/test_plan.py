@@ -36,7 +36,7 @@ from servecast.plan.load import load_of
 from servecast.plan.planner import make_plan
 from servecast.plan.sample import Binding, Refusal, Sample, Share, Why, binding, throughput
 from servecast.plan.uncertainty import Estimate, draws, estimate
-from servecast.report import plan_tables, plan_words
+from servecast.report import plan_words
 from servecast.report.plan_page import write
 from servecast.report.verdicts.plan import verdict
 from servecast.run.store import opened
@@ -402,7 +402,7 @@ def test_where_a_draw_is_unstable_a_time_has_no_bound(made, tmp_path):
     keys = {"workload__arrivals": EVEN, "goal__slo": {"queue_p99_s": 1e-6}, "search__draws": 12}
     plan = make_plan(made(residuals=SPREAD, goal__rate_rps=9.5, **keys))
     assert plan.best.at_target["queue_p99_s"].high == math.inf
-    assert "no bound" in str(list(plan_tables.tables(plan)))
+    assert "no bound" in str(list(plan_words.tables(plan)))
     page = write(plan, tmp_path / "out").read_text()
     assert not re.search(r"=\"[^\"]*\b(inf|nan)\b", page)  # no figure with a coordinate that is none
     assert json.loads(json.dumps(plan.data(), allow_nan=False))["best"]["at_target"]["queue_p99_s"]["high"] is None
@@ -537,7 +537,7 @@ def test_what_cannot_be_stays_in_the_table_with_its_reason(made, tmp_path):
     assert plan.baseline.gain_per_gpu == 0.0
     first = plan.changes[0]
     assert first.gain_per_gpu == pytest.approx(first.capacity / plan.baseline.capacity - 1)
-    assert [row[0] for row in list(plan_tables.tables(plan))[-1].rows][:2] == ["as it is", first.label]
+    assert [row[0] for row in list(plan_words.tables(plan))[-1].rows][:2] == ["as it is", first.label]
     assert "Next best change: max_num_seqs=4" in verdict(plan).rest
     assert plan.best.binds == "batch limit"
     assert plan.break_even.utilisation == pytest.approx(plan.break_even.load / plan.best.capacity.value)
@@ -556,7 +556,7 @@ def test_a_point_that_is_no_scenario_stays_in_the_table_too(made):
     assert "max_num_batched_tokens" in bad.refused
     assert bad.changed == {"policies[0].max_num_batched_tokens": 4, "policies[0].max_num_seqs": 8}
     assert (bad.unit, bad.target, bad.capacity) == ("requests/s", 5.0, None)
-    assert any("max_num_batched_tokens" in row[-1] for row in next(plan_tables.tables(plan)).rows)
+    assert any("max_num_batched_tokens" in row[-1] for row in next(plan_words.tables(plan)).rows)
 
 
 @pytest.mark.parametrize(
@@ -733,7 +733,7 @@ def test_what_is_extrapolated_is_said_and_more_than_a_tenth_is_a_doubt(made, tmp
     plan = make_plan(made(domain=beyond))
     assert plan.best.extrapolated == pytest.approx(1.0)
     assert not plan.supported
-    assert any("100% of the busy time is priced beyond" in doubt for doubt in plan.doubts)
+    assert any("100 % of the busy time is priced beyond" in doubt for doubt in plan.doubts)
     [said] = [note for note in plan.notes if note.startswith("Extrapolated: continuous, up to 100 % of its busy time")]
     assert "more prompts in a step (2.2 times)" in said
     assert said in plan.data()["notes"]
@@ -778,7 +778,7 @@ def test_the_table_names_one_replica_and_the_fleet_apart(made):
     # Two that share what arrives serve more than twice one.
     assert option.fleet_capacity.value > 2 * option.capacity.value
     assert option.usd_at_target["output"].value == pytest.approx(4.0 / 3600 / 12 * 1e6)
-    table = next(plan_tables.tables(plan))
+    table = next(plan_words.tables(plan))
     assert dict(zip(table.columns, table.rows[0], strict=True))["$/hour for the target"] == "4.00"
     told = plan.data()["options"][0]
     assert (told["replica_gpus"], told["usd_for_target"]) == (1, 4.0)
@@ -788,7 +788,7 @@ def test_the_table_names_one_replica_and_the_fleet_apart(made):
 def test_a_long_reason_stands_whole_in_the_table(made):
     plan = make_plan(made(search__over={"engine.gpu_memory_utilization": [0.1, 0.9]}))
     assert len(plan.options[0].refused) > 48
-    assert plan.options[0].refused in next(plan_tables.tables(plan)).rows[0][-1]
+    assert plan.options[0].refused in next(plan_words.tables(plan)).rows[0][-1]
 
 
 @pytest.mark.parametrize(

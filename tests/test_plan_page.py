@@ -16,7 +16,7 @@ from servecast.plan.answer import BreakEven, Fleet
 from servecast.plan.basis import Basis, basis_of
 from servecast.plan.planner import make_plan
 from servecast.plan.uncertainty import Estimate
-from servecast.report import plan_tables, plan_words
+from servecast.report import plan_words
 from servecast.report.plan_page import page
 from servecast.report.verdicts.plan import verdict
 from servecast.scenario import load
@@ -152,16 +152,16 @@ def test_the_best_has_one_price_at_its_highest_load_wherever_it_stands() -> None
     plan = pages.made_plan()
     best = replace(plan.best, usd_per_mtok={"output": Estimate(0.123, 0.1, 0.15)})
     html = page(replace(plan, best=best), b"")
-    _, heads, rows = next(plan_tables.tables(replace(plan, best=best)))
+    _, heads, rows = next(plan_words.tables(replace(plan, best=best)))
     at = heads.index("$/M output at the highest load")
     assert [row[at] for row in rows] == ["0.123", "0.400", "\u2013"]
-    points = re.findall(r'aria-label="continuous; of the highest load 100%; \$/M output tokens ([\d.]+)', html)
+    points = re.findall(r'aria-label="continuous; of the highest load 100 %; \$/M output tokens ([\d.]+)', html)
     assert points == ["0.1230"]
     assert "makes a million output tokens for $0.123" in html
 
 
 def test_a_table_says_what_people_ask_first() -> None:
-    _, heads, rows = next(plan_tables.tables(pages.made_plan()))
+    _, heads, rows = next(plan_words.tables(pages.made_plan()))
     assert heads == (
         "configuration", "GPU", "GPUs of a replica", "GPUs for the target", "$/hour for the target",
         "$/M output at the target", "highest load of each GPU [requests/s]",

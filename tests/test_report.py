@@ -29,7 +29,7 @@ from servecast.policies import POLICIES
 from servecast.report.charts import files as figures
 from servecast.report.charts.looks import places
 from servecast.report.charts.spec import Chart, Panel
-from servecast.report.run_page import _tiles, _window, drawn
+from servecast.report.run_page import _tiles, _window, chart_sections
 from servecast.report.tables import targets
 from servecast.report.time_charts import _held_slots, buckets
 from servecast.report.trust import step_error
@@ -709,7 +709,7 @@ def test_comparison_leaves_out_what_nothing_fills(chat: toy.ToyResults) -> None:
 
 
 def charts_of(results: Any) -> dict[str, Chart]:
-    return {chart.name: chart for each in drawn(results) for chart in each.charts}
+    return {chart.name: chart for each in chart_sections(results) for chart in each.charts}
 
 
 def points_of(chart: Chart) -> int:

@@ -68,12 +68,12 @@ def plan(
 
 def _print(made: Plan) -> None:
     from servecast.cli import terminal
-    from servecast.report import plan_tables
+    from servecast.report import plan_words
     from servecast.report.verdicts.plan import verdict
 
-    first, *others = plan_tables.tables(made)
+    first, *others = plan_words.tables(made)
     terminal.print_tables([first])
-    terminal.say(plan_tables.legend(made), 2)
+    terminal.say(plan_words.legend(made), 2)
     terminal.print_tables(others)
     for note in made.notes:
         terminal.say(note)

@@ -17,7 +17,7 @@ from servecast.run.extrapolation import sentence
 from servecast.run.store import StoreError
 from servecast.scenario import check
 from servecast.scenario.loading import changed as with_changes
-from servecast.text import short_key
+from servecast.text import percent, short_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -203,12 +203,12 @@ def _doubts(best: Option, configuration: Configuration) -> Iterator[str]:
         yield "step times come from a datasheet, whose error nobody knows"
     if best.extrapolated is not None and best.extrapolated > EXTRAPOLATED_MOST:
         yield (
-            f"{best.extrapolated:.0%} of the busy time is priced beyond what the profile was measured on, and no "
-            f"interval holds the error of that (more than {EXTRAPOLATED_MOST:.0%} is a doubt)"
+            f"{percent(best.extrapolated, 0)} of the busy time is priced beyond what the profile was measured on, and "
+            f"no interval holds the error of that (more than {percent(EXTRAPOLATED_MOST, 0)} is a doubt)"
         )
     if best.drift is not None and abs(best.drift) > configuration.search.half_width:
         yield (
-            f"the highest load still moves by {abs(best.drift):.0%} when runs are twice as long: raise "
+            f"the highest load still moves by {percent(abs(best.drift), 0)} when runs are twice as long: raise "
             "search.most_requests"
         )
     assert best.capacity is not None
@@ -236,7 +236,7 @@ def _notes(configuration: Configuration, best: Option, highest: float, seed: int
     elif best.drift is None:
         yield f"{length}; workload.requests is {own:,}, and search.most_requests lets no run be longer."
     else:
-        change = f"{abs(best.drift):.1%} {'more' if best.drift > 0 else 'less'}"
+        change = f"{percent(abs(best.drift))} {'more' if best.drift > 0 else 'less'}"
         yield f"{length} (workload.requests: {own:,}); one replica serves {change} in runs half as long."
     if rows > _MOST_AT_ONCE * arrived:
         yield (

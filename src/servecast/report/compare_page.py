@@ -43,9 +43,9 @@ def write(compared: Comparison, out: Path, figures: Sequence[str] = (), *, as_cs
     target = out / f"{name}-compared"
     scenario = seen_from(target.resolve(), resolved(compared.scenario))
     with replacing(target) as folder:
-        drawn = charts(compared)
+        shown = charts(compared)
         made = {"summary": compared.table, "requests": compared.requests}
-        files = write_tables(folder, scenario, made, as_csv=as_csv) + write_figures(folder, drawn, figures)
+        files = write_tables(folder, scenario, made, as_csv=as_csv) + write_figures(folder, shown, figures)
         first, *others = tables(compared)
         page = Page(
             name=name,
@@ -55,7 +55,7 @@ def write(compared: Comparison, out: Path, figures: Sequence[str] = (), *, as_cs
             notes=settings(compared),
             sections=[
                 table_section("recorded", first),
-                *(chart_section(chart, chart.title) for chart in drawn),
+                *(chart_section(chart, chart.title) for chart in shown),
                 *(table_section(at, each) for at, each in enumerate(others)),
                 Section("assumed", "Assumptions", "What is assumed", assumed(scenario, "The scenario as it ran")),
                 again("", files, definitions=_METHOD),

@@ -12,7 +12,7 @@ from servecast.metrics import decisions_frame, latencies
 from servecast.report.charts.looks import places
 from servecast.report.charts.spec import Area, Axis, Chart, Curve, Datum, Key, Line, Panel, Series, evenly, tooltips
 from servecast.report.time_charts import buckets
-from servecast.text import number
+from servecast.text import number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ def fitted(calibration: Calibration) -> Chart:
     areas: tuple[Area, ...] = ()
     if noise is not None:
         areas = (Area("faint", ends, [-100 * noise] * 2, [100 * noise] * 2, pale=True, slanted=True),)
-        keys = (*keys, Key(f"noise floor, {noise:.1%} in the median", "faint"))
+        keys = (*keys, Key(f"noise floor, {percent(noise)} in the median", "faint"))
     diagonal, zero = Line("", through=((ends[0], ends[0]), (ends[1], ends[1])), strong=True), Line("", y=0.0)
     panels = (
         Panel(x, Axis("fitted [ms]", log=True), points(predicted), "", (diagonal,)),

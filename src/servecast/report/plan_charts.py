@@ -6,9 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from servecast.report.charts.spec import Axis, Bar, Bars, Chart, Datum, Key, Line, Panel, Series
-from servecast.report.plan_tables import standing
-from servecast.report.plan_words import bounds, interval
-from servecast.text import BLANK, number, signed
+from servecast.report.plan_words import bounds, interval, standing
+from servecast.text import BLANK, number, percent, signed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -115,10 +114,10 @@ def _money(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Char
         points = []
         for share in _SHARES:
             price = option.usd_per_mtok["output"].over(share)
-            numbers = (("of the highest load", f"{share:.0%}"), ("$/M output tokens", number(price.value, 4)),
+            numbers = (("of the highest load", percent(share, 0)), ("$/M output tokens", number(price.value, 4)),
                        ("90 % interval", bounds(price, 4)))  # fmt: skip
-            drawn = share == 1 and price.high is not None and math.isfinite(price.high)
-            ends = (price.low, price.high) if drawn else (None, None)
+            bounded = share == 1 and price.high is not None and math.isfinite(price.high)
+            ends = (price.low, price.high) if bounded else (None, None)
             points.append(Datum(100 * share, price.value, option.label, numbers, *ends))
         series.append(Series(option.label, looks[option.label], (tuple(points),)))
     lines: tuple[Line, ...] = ()

@@ -15,7 +15,7 @@ from servecast.errors import InputError
 from servecast.files import SCENARIO, dumps, scenario_text, writing
 from servecast.files import write as write_whole
 from servecast.plan.basis import Basis
-from servecast.report import plan_tables
+from servecast.report import plan_words
 from servecast.report.charts.figure import download, table
 from servecast.report.charts.files import write_figures
 from servecast.report.page import Page, Section, again, chart_section, paragraph
@@ -37,7 +37,7 @@ FILES = ("plan.json", "plan.html", "options.csv", SCENARIO)
 #: Goes up when a key is taken out, or means something else; new keys may come at any time.
 _SCHEMA_VERSION = 1
 #: The table under a figure, by the figure's name.
-_DETAIL = {"cost-curve": plan_tables.DOLLARS, "changes": plan_tables.CHANGES}
+_DETAIL = {"cost-curve": plan_words.DOLLARS, "changes": plan_words.CHANGES}
 
 
 def refuse_strangers(folder: Path) -> None:
@@ -119,7 +119,7 @@ def _ends(name: str, estimate: Estimate | None) -> dict[str, float | None]:
 def page(plan: Plan, options_csv: bytes, basis: Basis | None = None) -> str:
     """The page as HTML; ``options_csv`` travels in it."""
     basis = Basis() if basis is None else basis
-    said, (first, *others), legend = verdict(plan), plan_tables.tables(plan), plan_tables.legend(plan)
+    said, (first, *others), legend = verdict(plan), plan_words.tables(plan), plan_words.legend(plan)
     plan, _ = shortened(plan)
     configurations = (
         paragraph(legend, "quiet")
@@ -165,7 +165,7 @@ def _trust(plan: Plan, basis: Basis) -> str:
     if best is not None and best.capacity is not None:
         said = f"{best.label}: {interval(best.capacity, 4)} {best.unit}, the mean over seeds with its 90 % interval"
         parts.append(paragraph(f"Highest load of {said}, widened by what its profile says of its own errors."))
-    beyond = list(dict.fromkeys(option.beyond for option in plan_tables.standing(plan) if option.beyond))
+    beyond = list(dict.fromkeys(option.beyond for option in plan_words.standing(plan) if option.beyond))
     if beyond:
         parts.append("<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in beyond) + "</ul>")
     for place, (name, profile) in enumerate(basis.rests.items()):

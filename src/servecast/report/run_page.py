@@ -46,13 +46,13 @@ def write(results: Results, out: Path, figures: Sequence[str] = (), *, as_csv: b
         points = points_of(results)
         if figures:
             mark = "" if results.roof is None or results.roof.calibrated else f" ({UNCALIBRATED})"
-            charts = [chart for each in drawn(results, points) for chart in each.charts]
+            charts = [chart for each in chart_sections(results, points) for chart in each.charts]
             names += write_figures(folder, charts, figures, mark)
         (folder / "report.html").write_text(run_page(results, names, points), encoding="utf-8")
     return target / "report.html"
 
 
-class Drawn(NamedTuple):
+class ChartSection(NamedTuple):
     """Charts of one section of the page; ``single``: they show single runs."""
 
     id: str
@@ -62,7 +62,7 @@ class Drawn(NamedTuple):
     single: bool = False
 
 
-def drawn(results: Results, points: Points | None = None) -> list[Drawn]:
+def chart_sections(results: Results, points: Points | None = None) -> list[ChartSection]:
     """Every chart that has something to show, in the order in which people ask: how much, how fast for each, at what
     price, and why."""
     shown, points = view(results), points_of(results) if points is None else points
@@ -78,7 +78,7 @@ def drawn(results: Results, points: Points | None = None) -> list[Drawn]:
         ("time", "Timeline", "Running rows and KV memory over time", (time_charts.timeline(shown),), True),
     ]
     return [
-        Drawn(place, short, title, kept, single)
+        ChartSection(place, short, title, kept, single)
         for place, short, title, charts, single in made
         if (kept := tuple(chart for chart in charts if chart is not None))
     ]
@@ -147,7 +147,7 @@ def _charts(results: Results, points: Points) -> list[Section]:
     where = paragraph(f"Of single runs, at {shown.reason}: {shown.where}.", "quiet") if shown.where else ""
     return [
         Section(each.id, each.short, each.title, (where if each.single else "") + "".join(map(figure, each.charts)))
-        for each in drawn(results, points)
+        for each in chart_sections(results, points)
     ]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from servecast.report.charts.spec import Axis, Chart, Curve, Key, Line, Panel, Piece, Span, evenly
-from servecast.text import number
+from servecast.text import number, percent
 from servecast.workload.prefixes import chained, first_places
 from servecast.workload.traces.statistics import joint_histogram, reusable
 
@@ -28,7 +28,7 @@ def trace_chart(columns: RequestColumns, name: str) -> Chart:
     found = "no prefix ids"
     if reuse is not None:
         panels.append(_reuse(columns))
-        found = f"an infinite prefix cache finds {reuse.token_hit_rate:.0%} of prompt tokens"
+        found = f"an infinite prefix cache finds {percent(reuse.token_hit_rate, 0)} of prompt tokens"
     rate = "all at once" if columns.offered_rps is None else f"{number(columns.offered_rps, 3)} requests/s on average"
     legend = [Key("more requests: darker", "heat"), *([Key("mean rate", "strong")] if columns.span_s else [])]
     caption = f"{len(columns):,} requests, {rate}; {found}."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from servecast.report.charts.looks import PATHS, marker
 from servecast.report.charts.spec import Bars
-from servecast.report.charts.svg import drawn, look_class
+from servecast.report.charts.svg import draw, look_class
 from servecast.text import BLANK
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def figure(chart: Chart) -> str:
     """The chart as ``<figure>``."""
     arranged = " stacked" if chart.stacked else {1: " lone", 3: " three"}.get(len(chart.panels), "")
     panels = "".join(
-        drawn(panel, f"{chart.title}: {panel.title}" if panel.title else chart.title) for panel in chart.panels
+        draw(panel, f"{chart.title}: {panel.title}" if panel.title else chart.title) for panel in chart.panels
     )
     note = f'<p class="quiet">{escape(chart.note)}</p>' if chart.note else ""
     return (

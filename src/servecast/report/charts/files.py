@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from servecast.errors import InputError
 from servecast.report.charts.figure import swatch
 from servecast.report.charts.looks import LIGHT, read
-from servecast.report.charts.svg import WIDTH, drawn, height, look_class
+from servecast.report.charts.svg import WIDTH, draw, height, look_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,7 +66,7 @@ def _standalone(chart: Chart, mark: str = "") -> str:
         for at, panel in enumerate(row):
             x, tall = _EDGE + at * (each + _GAP), each * height(panel) / WIDTH
             label = f"{chart.title}: {panel.title}" if panel.title else chart.title
-            parts.append(drawn(panel, label, f' x="{x:.1f}" y="{top:.1f}" width="{each:.1f}" height="{tall:.1f}"'))
+            parts.append(draw(panel, label, f' x="{x:.1f}" y="{top:.1f}" width="{each:.1f}" height="{tall:.1f}"'))
         top += max(each * height(panel) / WIDTH for panel in row) + _EDGE
     title = f'<text class="title" x="{_EDGE}" y="{_EDGE + 10}">{escape(chart.title + mark)}</text>'
     size = 12 * WIDTH / each
@@ -107,9 +107,9 @@ def _style() -> str:
     for selector, body in rules:
         if found := re.fullmatch(r"\s*--c: ([^;]+);\s*", body):
             looks |= dict.fromkeys((name.strip() for name in selector.split(",")), found[1])
-    told = [f"text{{font-family:{_FONT};font-size:12px;fill:{values['ink']}}}.title{{font-size:16px;font-weight:600}}"]
-    told += _rules(rules, looks)
-    return re.sub(r"var\(--([\w-]+)\)", lambda name: values[name[1]], "".join(told))
+    sheet = [f"text{{font-family:{_FONT};font-size:12px;fill:{values['ink']}}}.title{{font-size:16px;font-weight:600}}"]
+    sheet += _rules(rules, looks)
+    return re.sub(r"var\(--([\w-]+)\)", lambda name: values[name[1]], "".join(sheet))
 
 
 def _rules(rules: Sequence[tuple[str, str]], looks: dict[str, str]) -> Iterator[str]:

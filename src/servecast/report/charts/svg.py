@@ -27,7 +27,7 @@ _WORDS = 300  # letters of a text in a chart: a name may be as long as somebody 
 _BAR, _ROW, _LABEL = 22, 56, 17  # of horizontal bars: thickness, distance, height of the name above
 
 
-def drawn(panel: Panel | Bars, label: str, frame: str = "") -> str:
+def draw(panel: Panel | Bars, label: str, frame: str = "") -> str:
     """One ``<svg>``; ``label`` says to a screen reader what it shows, ``frame``: further attributes of the element."""
     parts = _bars(panel) if isinstance(panel, Bars) else _axes(panel)
     box = f"0 0 {WIDTH} {height(panel)}"
