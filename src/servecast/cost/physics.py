@@ -53,20 +53,17 @@ def of(model: ModelSpec, device: DeviceSpec, tensor_parallel: int = 1, kv_dtype:
     else:
         everything = weights(1)
 
-    # A decode row reads its cached tokens, or computes over them where that takes longer (latent attention).
-    def context(tokens: int) -> float:
-        return float(model.kv_bytes_per_token(kv_dtype=kv_dtype, tensor_parallel=tensor_parallel)) * tokens / bandwidth
+    def attention(one: StepShape) -> float:
+        return float(model.attention_flops(one, tensor_parallel=tensor_parallel)) / peak
 
-    one = StepShape(0, 0, 0, 0, 1, 0, 1)
-    computed = float(model.attention_flops(one, tensor_parallel=tensor_parallel)) / peak
-    prompt = StepShape(1, 1, 1, 0, 0, 0, 1)
-    layers = model.layers
-    windows = tuple(Window(g.layers / layers, g.window) for g in model.groups if g.window is not None)
+    cached = float(model.kv_bytes_per_token(kv_dtype=kv_dtype, tensor_parallel=tensor_parallel)) / bandwidth
+    windows = tuple(Window(g.layers / model.layers, g.window) for g in model.groups if g.window is not None)
     return Physics(
         weight_read_s=everything / bandwidth,
         token_s=(linear(1001, 1) - linear(1, 1)) / 1000 / peak,
-        pair_s=float(model.attention_flops(prompt, tensor_parallel=tensor_parallel)) / peak,
-        context_s=max(context(1), computed),
+        pair_s=attention(StepShape(1, 1, 1, 0, 0, 0, 1)),
+        # A decode row reads its cached tokens, or computes over them where that takes longer (latent attention).
+        context_s=max(cached, attention(StepShape(0, 0, 0, 0, 1, 0, 1))),
         row_s=(linear(1, 2) - linear(1, 1)) / peak,
         expert_share=share,
         expert_untouched=untouched,
