@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from servecast.calibration.fit import Report
-    from servecast.cost.profile import Profile, ProfileFile
+    from servecast.cost.profile import ProfileFile
 
 
 def fit(
@@ -57,12 +57,9 @@ def fit(
     for option, given in (("--host-overhead-s", host_s), ("--host-steps", host_steps), ("--all-reduce", all_reduce)):
         if given is not None:
             raise InputError(option, "goes with a folder of operator tables: measured steps hold the host already")
-    fitted: Profile
     if len(paths) == 1 and fit_requests.is_requests((table := steps.table_of(paths[0])).columns):
-        spec, gpu = catalogue.model(model), catalogue.device(device)
-        fitted = fit_requests.fit_requests(
-            table, spec, gpu, kv_dtype=kv_dtype, seed=seed, files=(paths[0].name,), **common
-        )
+        spec, gpu, files = catalogue.model(model), catalogue.device(device), (paths[0].name,)
+        fitted = fit_requests.fit_requests(table, spec, gpu, kv_dtype=kv_dtype, seed=seed, files=files, **common)
     else:
         fitted = fit_steps.fit_file(paths, model=model, device=device, kv_dtype=kv_dtype, seed=seed, **common)
     return fitted, fit_steps.report(fitted)

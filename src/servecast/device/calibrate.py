@@ -96,10 +96,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a calibration found.
-
-    steps : one row a step, its median over the rounds, with the prediction; facts : what `NAME.json` says
-    """
+    """What was found; ``steps`` has a row a step, its median over the rounds; ``facts`` is what `NAME.json` says."""
 
     profile: TabulatedProfile
     steps: pd.DataFrame
@@ -426,22 +423,20 @@ def _fit_grid(
 
 def _notes(request: Request, found: whole_steps.WholeSteps, facts: dict[str, Any], dtype: str) -> Iterator[str]:
     """What a reader of the profile should know, a sentence each."""
-    for name, (value, low, high), unit in (
-        ("decode attention", found.context_s, "cached token"),
-        ("prefill attention", found.pair_s, "query-key pair"),
-    ):
-        yield f"{name} takes {1e6 * value:.4g} us a {unit} (90 % interval {1e6 * low:.4g} to {1e6 * high:.4g})"
+    terms = (("decode", found.context_s, "cached token"), ("prefill", found.pair_s, "query-key pair"))
+    for name, (value, low, high), unit in terms:
+        interval = f"(90 % interval {1e6 * low:.4g} to {1e6 * high:.4g})"
+        yield f"{name} attention takes {1e6 * value:.4g} us a {unit} {interval}"
     yield f"measured in {dtype}, {facts['identity']['layers']} of {request.model.layers} layers computed"
     if facts.get("layers_scaled"):
         errors_by_kind = ", ".join(f"{kind} {off:+.1%}" for kind, off in facts["layers_scaled"].items())
         yield f"the rest scaled up, checked at full depth: {errors_by_kind}"
     elif facts["identity"]["layers"] != request.model.layers:
         yield "the rest scaled up, unchecked: memory does not hold all layers"
-    if facts["noise"]["median"] is not None:
-        median, p95 = facts["noise"]["median"], facts["noise"]["p95"]
-        yield f"noise floor, the device against itself: {median:.2%} median, {p95:.2%} p95"
-    else:
+    if facts["noise"]["median"] is None:
         yield "noise floor unknown: a step was timed in one round only"
+    else:
+        yield "noise floor, the device against itself: {median:.2%} median, {p95:.2%} p95".format(**facts["noise"])
     if not facts["complete"]:
         yield "the budget ended before the last round of steps: call servecast calibrate again to go on"
     if facts["drift"] > DRIFT:

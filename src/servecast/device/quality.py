@@ -26,11 +26,8 @@ def by_step(raw: pd.DataFrame) -> pd.DataFrame:
 
 def noise(raw: pd.DataFrame) -> dict[str, float | None]:
     """The device against itself: each round of a step over the median of its other rounds, less one."""
-    deviations: list[float] = []
-    for _, seconds in raw.groupby("rows")["seconds"]:
-        values = seconds.to_numpy()
-        if len(values) > 1:
-            deviations += [abs(values[i] / np.median(np.delete(values, i)) - 1) for i in range(len(values))]
+    rounds = [seconds.to_numpy() for _, seconds in raw.groupby("rows")["seconds"] if len(seconds) > 1]
+    deviations = [abs(v[i] / np.median(np.delete(v, i)) - 1) for v in rounds for i in range(len(v))]
     if not deviations:
         return {"median": None, "p95": None}
     return {"median": float(np.median(deviations)), "p95": float(np.quantile(deviations, 0.95))}
