@@ -523,7 +523,7 @@ def test_notes_are_three_lines_unless_all_are_wanted(tmp_path, monkeypatch, caps
     notes = shown[4 : shown.index(next(line for line in shown if not line.strip()))]
     assert 0 < len(notes) <= 3
     assert max(map(len, notes)) <= terminal.WIDTH
-    assert notes[1].startswith("  Extrapolated (3 notes): static")
+    assert notes[1].startswith("  Extrapolated (3 notes): padded")
     assert command(*asked, "--notes") == 0
     assert capsys.readouterr().out.count("Extrapolated: ") == 3
 
