@@ -50,9 +50,7 @@ def compared(
 
     Raises InputError: what cannot be read, simulated or compared.
     """
-    for name, share in (("--margin", margin), ("--band", band)):
-        if not 0 <= share < 1 or (name == "--margin" and share == 0):
-            raise InputError(name, f"{share:g} is no such share: give a fraction, like 0.05 for 5 %")
+    _refuse_impossible(margin, band)
     if host_steps and host_from is None:
         raise InputError("--host-steps", "nothing says which run to fit it on: name one with --host-from")
     settled = load(scenario, overrides, recording)
@@ -89,6 +87,12 @@ def compared(
         host=host,
         notes=(*(f"Recording: {note}." for note in notes), *beside, *beside_it, *_extrapolated(settled, made)),
     )
+
+
+def _refuse_impossible(margin: float, band: float) -> None:
+    for name, share in (("--margin", margin), ("--band", band)):
+        if not 0 <= share < 1 or (name == "--margin" and share == 0):
+            raise InputError(name, f"{share:g} is no such share: give a fraction, like 0.05 for 5 %")
 
 
 def _host(scenario: Scenario, own: Observed | None, path: Path, steps: bool) -> tuple[Host, tuple[str, ...]]:
