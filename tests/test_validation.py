@@ -193,7 +193,7 @@ def test_a_batch_that_outgrows_the_memory_crashes_in_both(folder):
 
 def test_drift_is_the_worst_mean_with_its_sign():
     seen = [{"mixed": 1.02, "decode": 2.0}, {"mixed": 1.0, "decode": 1.6}]
-    found = runs.drifts_of(seen, {"mixed": 1.0, "decode": 2.0})
+    found = runs._drifts_of(seen, {"mixed": 1.0, "decode": 2.0})
     assert found == {"mixed": pytest.approx(0.01), "decode": pytest.approx(-0.1)}
     assert runs.Executed(None, found).drift == found["decode"]
 
@@ -227,7 +227,7 @@ def test_the_speed_is_looked_at_between_batches_by_device_time():
             return Affine(0.1, 0.0, 1)
 
     looks = []
-    watched = runs.Watched(Fixed(), lambda: looks.append(len(looks)) or {"mixed": 1.0})
+    watched = runs._Watched(Fixed(), lambda: looks.append(len(looks)) or {"mixed": 1.0})
     for _ in range(10):
         watched.run(None)
     assert len(watched.seen) == len(looks) == 4  # before the first, and after each 0.25 s
@@ -319,13 +319,13 @@ def test_a_profile_of_another_device_or_dtype_is_one_line(folder):
     facts = json.loads((folder / "mine.json").read_text())["identity"]
     data = yaml.safe_load((folder / "plan.yaml").read_text())["scenario"]
     served = runs.serving(check(data, folder))
-    runs.require_same(facts, served, "cpu")
+    runs._require_same(facts, served, "cpu")
     with pytest.raises(InputError, match=r"--device: 'cuda:0', but the profile was measured on cpu"):
-        runs.require_same(facts, served, "cuda:0")
+        runs._require_same(facts, served, "cuda:0")
     with pytest.raises(InputError, match="was measured in bf16, the model is in fp32"):
-        runs.require_same(facts | {"dtype": "bf16"}, served, "cpu")
+        runs._require_same(facts | {"dtype": "bf16"}, served, "cpu")
     with pytest.raises(InputError, match="was measured with tiny, not two-layers"):
-        runs.require_same(facts | {"model": "tiny"}, served, "cpu")
+        runs._require_same(facts | {"model": "tiny"}, served, "cpu")
 
 
 def test_a_profile_that_calibrate_did_not_make_is_one_line(folder):

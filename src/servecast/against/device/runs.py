@@ -72,7 +72,7 @@ class Bench:
         self.cost: CostModel = self.served.cost
         self.facts = facts
         identity = facts["identity"]
-        require_same(identity, self.served, device)
+        _require_same(identity, self.served, device)
         positions = max(2 * (scenario.engine.max_model_len or self._most(scenario)), identity["limits"]["length"])
         self.model = transformer(
             self.served.model, open_device(device), identity["dtype"], max_positions=positions, layers=layers
@@ -90,19 +90,19 @@ class Bench:
         """Policy ``at`` of the scenario on the device."""
         references = self._references
         before = references.seconds()
-        watched: list[Watched] = []
+        watched: list[_Watched] = []
 
         def machines(system: System) -> Machine:
             made = self._machine(system)
             # On CUDA the cache leaves no memory for another; what moves a GPU's speed, its clock, moves slowly.
             if self.model.device.type != "cpu":
                 return made
-            watched.append(Watched(made.executor, references.glance))
+            watched.append(_Watched(made.executor, references.glance))
             return made._replace(executor=watched[0])
 
         run = self._serve(scenario, at, machines)
         seen = [before, *(each for executor in watched for each in executor.seen), references.seconds()]
-        return Executed(run, drifts_of(seen, self.facts["references_s"]))
+        return Executed(run, _drifts_of(seen, self.facts["references_s"]))
 
     def _machine(self, system: System) -> Machine:
         refuse_unexecutable(system.policy, f"scenario.policies[{system.at}]")
@@ -128,7 +128,7 @@ class Bench:
         return system.serve(system.traffic().client, machines=machines)
 
 
-class Watched:
+class _Watched:
     """An executor that looks at the device's speed now and then, between batches."""
 
     def __init__(self, executor: Executor, glance: Callable[[], Seconds]) -> None:
@@ -146,7 +146,7 @@ class Watched:
         return taken
 
 
-def drifts_of(seen: Sequence[Seconds], calibrated: Seconds) -> dict[str, float]:
+def _drifts_of(seen: Sequence[Seconds], calibrated: Seconds) -> dict[str, float]:
     """Mean time of each reference step over that of its calibration, less 1."""
     return {name: float(np.mean([each[name] for each in seen])) / seconds - 1 for name, seconds in calibrated.items()}
 
@@ -163,7 +163,7 @@ def scale(run: Run, drifts: Seconds) -> float:
     return 1 + decoding * drifts["decode"] + (1 - decoding) * drifts["mixed"]
 
 
-def require_same(identity: Mapping[str, Any], served: Serving, device: str) -> None:
+def _require_same(identity: Mapping[str, Any], served: Serving, device: str) -> None:
     """Refuse a profile that was measured for another model, or on another kind of device."""
     if identity["model"] != served.model.name:
         problem = f"was measured with {identity['model']}, not {served.model.name}: choose another profile"

@@ -76,17 +76,9 @@ def compared(
         for scale in (1 - band, 1 + band)
     )
     found, beside_it = _twin(file, requests, twin)
-    return Comparison(
-        settled,
-        requests,
-        made,
-        judged,
-        margin,
-        band=None if shorter is None or longer is None else (band, shorter, longer),
-        twin=found,
-        host=host,
-        notes=(*(f"Recording: {note}." for note in notes), *beside, *beside_it, *_extrapolated(settled, made)),
-    )
+    around = None if shorter is None or longer is None else (band, shorter, longer)
+    told = (*(f"Recording: {note}." for note in notes), *beside, *beside_it, *_extrapolated(settled, made))
+    return Comparison(settled, requests, made, judged, margin, band=around, twin=found, host=host, notes=told)
 
 
 def _refuse_impossible(margin: float, band: float) -> None:
