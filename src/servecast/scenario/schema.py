@@ -380,14 +380,11 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _labels_differ(self) -> Scenario:
-        first: dict[str, int] = {}
-        for at, label in enumerate(self.labels()):
-            if label in first:
-                place = ("policies", at, "name")
-                raise refuse(
-                    f"policies[{first[label]}] is called that too; give each a name of its own", place, value=label
-                )
-            first[label] = at
+        labels = self.labels()
+        for at, label in enumerate(labels):
+            if (first := labels.index(label)) < at:
+                remedy = f"policies[{first}] is called that too; give each a name of its own"
+                raise refuse(remedy, ("policies", at, "name"), value=label)
         return self
 
     def labels(self) -> list[str]:

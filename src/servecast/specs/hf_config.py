@@ -41,17 +41,14 @@ def load(path: str | Path) -> ModelSpec:
     if path.is_dir():
         path = path / "config.json"
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        config = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(str(path), f"cannot be read ({error}); give the path of a Hugging Face config.json") from error
-    try:
-        config = json.loads(text)
     except RecursionError:
         raise InputError(str(path), "is nested too deeply; a whole config.json is needed") from None
     except json.JSONDecodeError as error:
-        raise InputError(
-            f"{path}:{error.lineno}", f"is not JSON ({error.msg}); a whole config.json is needed"
-        ) from error
+        problem = f"is not JSON ({error.msg}); a whole config.json is needed"
+        raise InputError(f"{path}:{error.lineno}", problem) from error
     except ValueError as error:  # a number of more digits than Python reads
         raise InputError(str(path), f"holds no number a model can have ({error})") from None
     if not isinstance(config, dict):
@@ -149,10 +146,9 @@ class _Keys:
 
 def _dtype(keys: _Keys) -> str:
     """The format of the checkpoint; without one bf16, which vLLM's ``auto`` serves today's checkpoints in."""
-    for key in ("torch_dtype", "dtype"):
-        if keys.get(key) is not None:
-            return dtype_name(keys.get(key), f"{keys.place}: {key}")
-    return "bf16"
+    key = "dtype" if keys.get("torch_dtype") is None else "torch_dtype"
+    given = keys.get(key)
+    return "bf16" if given is None else dtype_name(given, f"{keys.place}: {key}")
 
 
 def _latent(keys: _Keys) -> Latent | None:
