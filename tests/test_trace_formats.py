@@ -731,7 +731,7 @@ SUMMED_UP = {
     "guidellm_benchmarks.csv": "GuideLLM summary (CSV)", "inference_perf_stage_0_lifecycle_metrics.json": "inference-perf summary",
     "servegen_chunk-0-dataset.json": "ServeGen lengths", "servegen_chunk-0-trace.csv": "ServeGen rates",
     "vllm_bench_serve_append.json": "vLLM summary", "vllm_bench_serve_summary.json": "vLLM summary",
-    "vllm_bench_serve_summary_old.json": "vLLM summary", "_vllm_metrics.prom": "vLLM /metrics text",
+    "vllm_bench_serve_summary_old.json": "vLLM summary", "vllm_metrics.prom": "vLLM /metrics text",
     "vllm_nan_inf.json": "vLLM summary",
 }  # fmt: skip
 
