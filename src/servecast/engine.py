@@ -175,15 +175,12 @@ class _System:
         """The one loop: from instant to instant. What it touches each time is kept at hand."""
         timeout, next_send, receive = environment.timeout, self.client.next_send, self._receive
         replicas, horizon, instant = self.replicas, self.horizon_s, SAME_INSTANT_S
-        first, alone = replicas[0], len(replicas) == 1
-        clock = sends = 0.0
+        first = replicas[0]
+        end, decide = (first.end, first.decide) if self.router is None else (self._end, self._decide)
+        now = clock = sends = 0.0
         until_flush = _FLUSH_EVERY
-        while True:
-            # One replica sleeps through arrivals: what they change was known when it decided.
-            now = first.wake if alone else min([next_send(), *[replica.wake for replica in replicas]])
-            if now >= horizon:
-                if now == _inf:
-                    break
+        while now < _inf:
+            if now > horizon:
                 now = horizon
             yield timeout(now - clock)
             clock = now
@@ -191,9 +188,7 @@ class _System:
                 receive(now)  # a client may react to a rejection before the step ends
             soon = now + instant
             while True:
-                for replica in replicas:
-                    if replica.wake <= soon:
-                        replica.end()
+                end(soon)
                 sends = next_send()
                 if sends > soon:
                     break
@@ -204,9 +199,8 @@ class _System:
                     sends = receive(now)
             if now >= horizon:
                 break
-            for replica in replicas:
-                if replica.free:
-                    replica.decide(sends if alone else _inf)
+            # One replica sleeps through arrivals: what they change is known as it decides.
+            now = decide(now, sends)
             until_flush -= 1
             if not until_flush:
                 until_flush = _FLUSH_EVERY
@@ -214,9 +208,24 @@ class _System:
                     replica.flush()
                 if progress is not None:
                     progress(sum(replica.ended for replica in replicas))
-        end = max(replica.now for replica in replicas)
+        last = max(replica.now for replica in replicas)
         for replica in replicas:
-            replica.settle(end if now == _inf else max(horizon, end))
+            replica.settle(last if now == _inf else max(horizon, last))
+
+    def _end(self, soon: float) -> None:
+        """End what ends by ``soon`` [s], replica by replica."""
+        for replica in self.replicas:
+            if replica.wake <= soon:
+                replica.end(soon)
+
+    def _decide(self, now: float, sends: float) -> float:
+        """Let the replicas decide that are free; when something happens next [s]. Nobody knows who gets what is sent
+        next."""
+        for replica in self.replicas:
+            if replica.free:
+                replica.free = False
+                replica.decide(replica.now, _inf)
+        return min([self.client.next_send(), *[replica.wake for replica in self.replicas]])
 
     def _receive(self, now: float) -> float:
         """Hand out what has arrived by ``now`` [s], one request at least; when the next one will."""
@@ -235,6 +244,7 @@ class _System:
                 replicas = self.replicas
                 up = [at for at, replica in enumerate(replicas) if not replica.down] or range(len(replicas))
                 chosen = replicas[router.choose(request, now, replicas, up)]
+                chosen.routed += 1
                 chosen.take(request, sent_s)
                 chosen.disturb(sent_s)
             sends = client.next_send()
@@ -283,7 +293,7 @@ class _Replica:
         self.inbox: Queue = deque() if self.state.ahead else self.state.waiting
         self.now = self.wake = 0.0
         self.free = self.down = False
-        self.taken = self.ended = 0
+        self.routed = self.ended = 0
         self.requests = Log(REQUEST_COLUMNS)
         self.decisions = Log(DECISION_COLUMNS)
         self._log = self.decisions.rows.append
@@ -297,7 +307,7 @@ class _Replica:
 
     @property
     def outstanding(self) -> int:
-        return self.taken - self.ended
+        return self.routed - self.ended
 
     def kv_blocks(self, now: float) -> int:
         """KV blocks its running sequences hold at ``now`` [s], those of the iterations that have ended included."""
@@ -308,9 +318,6 @@ class _Replica:
 
     def take(self, request: Request, sent_s: float) -> None:
         """Queue a request that reaches the server at ``sent_s``; one that can never be served is rejected."""
-        self.taken += 1
-        if self.free and sent_s > self.now:
-            self.now = sent_s
         room = self.max_model_len - request.prompt_tokens
         if room > 0:
             output = request.output_tokens
@@ -322,7 +329,9 @@ class _Replica:
     def disturb(self, now: float) -> None:
         """What was taken at ``now`` [s] was not foreseen: end a run that it could change, and a wait at once."""
         batch, durations = self._batch, self._durations
-        if batch is not None:
+        if self.free:
+            self.now = max(self.now, now)
+        elif batch is not None:
             if batch.interruptible and durations.count > 1:
                 assert isinstance(durations, Affine), "several measured iterations cannot be undone"
                 count = first_to_end_at(durations.base, durations.slope, now - self.now)
@@ -331,15 +340,11 @@ class _Replica:
                     self.wake = self.now + self._durations.total
         elif self._resting:
             self.wake = max(self.now, now)
-            self.end()
+            self.end(self.wake)
 
-    def decide(self, sends: float) -> None:
-        """What is next, at ``now``; the next request that this replica can know of comes at ``sends`` [s]."""
-        self.free = False
-        now = self.now
-        if now >= self.horizon_s:
-            self.wake = self.horizon_s
-            return
+    def decide(self, now: float, sends: float) -> float:
+        """What is next, at ``now`` [s]; when it ends. The next request that is known of comes at ``sends`` [s]."""
+        self.now = now
         state = self.state
         if state.ahead:
             decision, sends = self._decide_ahead(now, sends)
@@ -352,13 +357,13 @@ class _Replica:
                 durations = execute(decision, sends - now) if decision.interruptible else execute(decision)
             except RanOutError as ran_out:
                 self._crash(ran_out, now)
-                return
+                return self.wake
             end = now + durations.total
             if end > self.horizon_s:
                 whole = cut(durations, self.horizon_s - now)
                 if whole is None:
                     self.wake = self.horizon_s
-                    return
+                    return self.wake
                 durations = whole
                 end = now + durations.total
             self._batch = decision
@@ -371,6 +376,7 @@ class _Replica:
             self._resting = True
             until = min(decision.until, sends)
             self.wake = until if until == _inf else min(until, self.horizon_s)
+        return self.wake
 
     def _decide_ahead(self, now: float, sends: float) -> tuple[Any, float]:
         """A decision that knows what had arrived when the step before it started, and until when it may run [s]."""
@@ -388,11 +394,14 @@ class _Replica:
         while inbox and inbox[0].sent_s <= until + SAME_INSTANT_S:
             enqueue(inbox.popleft())
 
-    def end(self) -> None:
-        """What ran, waited or was down until ``wake`` has ended."""
+    def end(self, soon: float) -> None:
+        """What ran, waited or was down until ``wake`` has ended, if that is by ``soon`` [s]."""
+        end = self.wake
+        if end > soon:
+            return
         batch = self._batch
         start = self.now
-        self.now = end = self.wake
+        self.now = end
         self.wake = _inf
         self.free = True
         if batch is None:
