@@ -156,8 +156,8 @@ class DecodeRows:
         start = self.step % size
         if steps == 1:
             return phases[start]
-        rounds, rest = divmod(steps, size)
-        end = start + rest
+        rounds = steps // size
+        end = start + steps - rounds * size
         part = sum(phases[start:end]) if end <= size else sum(phases[start:]) + sum(phases[: end - size])
         return rounds * self.count + part
 

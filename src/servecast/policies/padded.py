@@ -110,6 +110,5 @@ class Padded(ClosedBatch):
         longest = room * pool.block_size // rows
         if longest <= padded:
             return out_of_memory(now, state, pool.total - room + pool.blocks(rows * (padded + 1)))
-        batch = state.decode(min(state.decoding.next_finish - state.decoding.step, longest - padded))
-        batch.shape = _new(StepShape, (0, 0, 0, 0, rows, rows * padded, padded + 1))
-        return batch
+        steps = min(state.decoding.next_finish - state.decoding.step, longest - padded)
+        return state.decode(steps, shape=_new(StepShape, (0, 0, 0, 0, rows, rows * padded, padded + 1)))

@@ -41,6 +41,7 @@ class PrefixState(State):
 
     def __init__(self, pool: BlockPool, waiting: Queue | None = None, ahead: bool = False) -> None:
         super().__init__(pool, waiting, ahead)
+        self._grow = self._take_reserved
         self._known: dict[Hashable, OrderedDict[Block, None]] = {}  # by key; equal blocks in order of entry
         self._idle: OrderedDict[Block, None] = OrderedDict()  # held by nobody, the next to be taken first
         self._reserved = 0  # empty blocks that are spoken for
@@ -82,7 +83,7 @@ class PrefixState(State):
         self._empty(blocks)
         self._reserved = blocks
 
-    def _grow(self, blocks: int) -> None:
+    def _take_reserved(self, blocks: int) -> None:
         self._reserved = 0
         self.take(blocks)
 

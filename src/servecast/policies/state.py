@@ -14,7 +14,7 @@ from servecast.batch import Batch, Row, StepShape, Tally
 from servecast.policies.decoding import DecodeRows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from collections.abc import Sequence as SequenceOf
 
     from servecast.kvcache import BlockPool
@@ -52,8 +52,8 @@ class State:
     """
 
     __slots__ = (
-        "_decoded_s", "_ended_s", "_slots", "ahead", "blocks_in_use", "decoding", "ended", "gaps", "pool",
-        "preemptions", "prefilling", "running", "standing", "stood", "waiting",
+        "_decoded_s", "_ended_s", "_grow", "_slots", "ahead", "blocks_in_use", "decoding", "ended", "gaps",
+        "pool", "preemptions", "prefilling", "running", "standing", "stood", "waiting",
     )  # fmt: skip
 
     def __init__(self, pool: BlockPool, waiting: Queue | None = None, ahead: bool = False) -> None:
@@ -68,6 +68,7 @@ class State:
         self.stood = 0
         self.gaps: list[tuple[float, float, float, int]] = []
         self.blocks_in_use = self.preemptions = 0
+        self._grow: Callable[[int], None] = pool.take  # takes the blocks of decode rows
         self._slots: list[int] = []
         self._ended_s = 0.0  # end of the last step
         self._decoded_s = 0.0  # end of the last step in which rows decoded
@@ -160,13 +161,15 @@ class State:
             self.rows,
         )
 
-    def decode(self, iterations: int, preempted: int = 0, interruptible: bool = False) -> Batch:
-        """All decode rows advance, and nobody else."""
+    def decode(
+        self, iterations: int, preempted: int = 0, interruptible: bool = False, shape: StepShape | None = None
+    ) -> Batch:
+        """All decode rows advance, and nobody else; ``shape`` where they are not computed at their own lengths."""
         decoding = self.decoding
         rows, running = decoding.count, len(self.running)
         stalled = running - len(self.ended) - rows
         return Batch(
-            _new(StepShape, (0, 0, 0, 0, rows, decoding.context, decoding.longest() + 1)),
+            shape or _new(StepShape, (0, 0, 0, 0, rows, decoding.context, decoding.longest() + 1)),
             iterations,
             (),
             1,
@@ -204,27 +207,25 @@ class State:
         A row advances by what the batch says, and no other row does.
         """
         decoding = self.decoding
-        finished: list[Sequence] = []
-        if decoding.count:
-            if batch.decode:
-                assert batch.counts[_DECODED] == decoding.count, "the batch is of another state"
-                blocks = decoding.blocks_needed(iterations)
-                if blocks:
-                    self._grow(blocks)
-                finished = decoding.advance(iterations)
-                self._decoded_s = now
-            elif decoding.count > self.stood:
-                self.standing[self._ended_s] = decoding.count - self.stood
-                self.stood = decoding.count
+        rows = decoding.count
+        if rows and batch.decode:
+            assert batch.counts[_DECODED] == rows, "the batch is of another state"
+            blocks = decoding.blocks_needed(iterations)
+            if blocks:
+                grow = self._grow
+                grow(blocks)
+            finished = decoding.advance(iterations)
+            self._decoded_s = now
+        else:
+            finished = []
+            if rows > self.stood:
+                self.standing[self._ended_s] = rows - self.stood
+                self.stood = rows
         self.blocks_in_use = self.pool.held
         if batch.prefill:
             self._prefill(batch.prefill, now, finished)
         self._ended_s = now
         return self._finish(finished, now) if finished or self.ended else finished
-
-    def _grow(self, blocks: int) -> None:
-        """Take the blocks of the decode rows."""
-        self.pool.take(blocks)
 
     def _prefill(self, prefill: SequenceOf[tuple[Sequence, int]], now: float, finished: list[Sequence]) -> None:
         """Book the prefilled tokens of a step, and add the rows that end with it to ``finished``.
@@ -239,9 +240,10 @@ class State:
             if sequence.resident > computed:
                 sequence.recomputed += min(computed + new, sequence.resident) - computed
             sequence.computed = computed = computed + new
-            if computed < sequence.tokens:
+            tokens = sequence.tokens
+            if computed < tokens:
                 continue
-            assert computed == sequence.tokens, f"{sequence} computes tokens that it does not have"
+            assert computed == tokens, f"{sequence} computes tokens that it does not have"
             if prefilling and sequence in prefilling:
                 prefilling.remove(sequence)
             sequence.tokens = computed + 1
