@@ -27,8 +27,8 @@ from servecast.scenario.serving import memory_budget, serving, settle
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from servecast.memory import MemoryBudget
     from servecast.scenario.document import Document, KeyPath
+    from servecast.scenario.serving import Serving
 
 
 class Point(NamedTuple):
@@ -205,7 +205,7 @@ def resolved(scenario: Scenario, shown: Scenario | None = None) -> dict[str, Any
     shown : the point of the sweep that ``derived`` is about; the first by default
     ``derived`` is for people to read: a scenario that is loaded again ignores it and derives it anew.
 
-    Raises InputError where the point's names or its memory cannot be.
+    Raises InputError where the point's names cannot be. A policy without memory for it there has null instead.
     """
     first = shown or points(scenario)[0].scenario
     served = serving(first)
@@ -214,7 +214,7 @@ def resolved(scenario: Scenario, shown: Scenario | None = None) -> dict[str, Any
     data["engine"]["gpu_memory_utilization"] = scenario.engine.gpu_memory_utilization or served.memory_share
     data["engine"]["tensor_parallel_size"] = scenario.engine.tensor_parallel_size or served.tensor_parallel
     plans = {
-        label: _budget(memory_budget(first, served, entry.build().set_aside))
+        label: _budget(first, served, entry.build().set_aside)
         for label, entry in zip(scenario.labels(), first.policies, strict=True)
     }
     data["derived"] = {
@@ -227,7 +227,12 @@ def resolved(scenario: Scenario, shown: Scenario | None = None) -> dict[str, Any
     return data
 
 
-def _budget(budget: MemoryBudget) -> dict[str, Any]:
+def _budget(scenario: Scenario, served: Serving, set_aside: tuple[int, int]) -> dict[str, Any] | None:
+    """The memory of a policy; None where it cannot be."""
+    try:
+        budget = memory_budget(scenario, served, set_aside)
+    except InputError:
+        return None
     sizes = {
         "usable": budget.usable_bytes,
         "weights": budget.weight_bytes,
