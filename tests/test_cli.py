@@ -265,6 +265,57 @@ def test_interrupted_keeps_what_was_made(tiny, capsys, monkeypatch):
     assert len(Path("results/tiny/summary.csv").read_text().splitlines()) == 2
 
 
+def test_interrupted_within_a_point_it_shows_the_policies_that_ran(tiny, capsys, monkeypatch):
+    from servecast.run import sweep
+
+    made, ended = sweep.run, []
+
+    def three(task, *rest):
+        ended.append(task)
+        return made(task, *rest) if len(ended) <= 3 else _interrupt()
+
+    monkeypatch.setattr(sweep, "run", three)
+    assert (
+        command(
+            "run",
+            tiny,
+            "--set",
+            "sweep={workload.arrivals.rate_rps: [1, 40]}",
+            "--set",
+            "policies[0].batch_size=12",
+            "--json",
+        )
+        == 130
+    )
+    [document] = json.loads(capsys.readouterr().out)["scenarios"]
+    assert (len(document["summary"]), document["missing"]) == (3, 1)
+    assert "static" in Path(document["report"]).read_text()
+
+
+#: Points at which one policy cannot be: alone, at the first one, at the last one, and at the one that is judged.
+IMPOSSIBLE = (
+    ({"engine": "{gpu_memory_utilization: 0.25, max_model_len: 1000}"}, 1),
+    ({"sweep": "{engine.gpu_memory_utilization: [0.25, 0.9]}", "engine": "{max_model_len: 1000}"}, 3),
+    ({"sweep": "{engine.gpu_memory_utilization: [0.9, 0.25]}", "engine": "{max_model_len: 1000}"}, 3),
+    ({"sweep": "{engine.max_model_len: [1000, 120000]}", "workload.prompt_tokens.tokens": "1500"}, 3),
+)
+
+
+@pytest.mark.parametrize(("changes", "runs"), IMPOSSIBLE)
+def test_a_policy_that_cannot_be_at_a_point_takes_no_other_run_with_it(changes, runs, tiny, capsys):
+    whole = "{kind: continuous, name: whole, max_num_batched_tokens: 100000, enable_chunked_prefill: false}"
+    changes = {"policies": f"[{{kind: continuous, max_num_batched_tokens: 2048}}, {whole}]", **changes}
+    options = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
+    assert command("run", tiny, *options) == 2
+    shown = capsys.readouterr()
+    [failed] = shown.err.splitlines()
+    assert failed.startswith("tiny (whole, "), failed
+    assert len(rows_of("results/tiny/summary.csv")) == 1 + runs
+    assert "report: results/tiny/report.html" in shown.out
+    memory = yaml.safe_load(Path("results/tiny/scenario.yaml").read_text())["derived"]["memory"]
+    assert memory["continuous"]["kv_blocks"] > 0
+
+
 def _interrupt():
     raise KeyboardInterrupt
 

@@ -51,7 +51,8 @@ _PARTS = (
 
 def _policy_keys(view: View) -> tuple[Key, ...]:
     """The policies as entries of a legend."""
-    return tuple(Key(policy, look) for policy, look in places(view.policies, view.kinds).items())
+    looks = places(tuple(view.kinds), view.kinds)
+    return tuple(Key(policy, looks[policy]) for policy in view.policies)
 
 
 def latency_cdf(view: View) -> Chart | None:
@@ -72,7 +73,7 @@ def latency_cdf(view: View) -> Chart | None:
 
 def _distributions(view: View, done: pd.DataFrame, column: str, label: str, unit: float) -> Panel:
     """One latency of every policy."""
-    looks = places(view.policies, view.kinds)
+    looks = places(tuple(view.kinds), view.kinds)
     series: list[Series] = []
     curves: list[Curve] = []
     for policy in view.policies:
@@ -108,7 +109,7 @@ def _cdf_caption(view: View, done: pd.DataFrame) -> str:
 
 def waste(view: View) -> Chart | None:
     """Of all token places computed or held, the share that served somebody."""
-    looks = places(view.policies, view.kinds)
+    looks = places(tuple(view.kinds), view.kinds)
     bars, useful, used = [], {}, set()
     for policy in view.policies:
         row = view.row(policy)
@@ -151,7 +152,7 @@ def roofline(view: View) -> Chart | None:
     roof = view.roof
     if roof is None or "step_flops" not in view.decisions or not len(view.decisions):
         return None
-    looks = places(view.policies, view.kinds)
+    looks = places(tuple(view.kinds), view.kinds)
     series, reach, bounds = [], [roof.ridge, roof.ridge], []
     for policy in view.policies:
         steps = view.of(view.decisions, policy)

@@ -53,7 +53,7 @@ def timeline(view: View) -> Chart | None:
     shown = [policy for policy in view.policies if policy in seen][:_PANELS]
     if not shown:
         return None
-    looks = places(view.policies, view.kinds)
+    looks = places(tuple(view.kinds), view.kinds)
     decisions = {policy: view.of(view.decisions, policy) for policy in shown}
     ends = [float((part["start_s"] + part["seconds"]).max()) for part in decisions.values() if len(part)]
     time = Axis("time [s]", limits=(0.0, max(ends, default=1.0)))
@@ -180,7 +180,7 @@ def slots(view: View) -> Chart | None:
     if not counts or not 0 < max(counts) <= _LARGEST or view.requests["scheduled_s"].isna().all():
         return None
     shown = view.policies[:_SLOT_PANELS]
-    looks = places(view.policies, view.kinds)
+    looks = places(tuple(view.kinds), view.kinds)
     held = {policy: _held_slots(view, policy) for policy in shown}
     end = max((slot["until"] for each in held.values() for slot in each), default=1.0)
     panels = []

@@ -23,7 +23,7 @@ from servecast.run.results import stated, swept
 from servecast.text import plain_value, short_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import pandas as pd
 
@@ -156,9 +156,10 @@ def _place(rows: pd.DataFrame, metric: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The tables of one point of a sweep and one seed, all policies: what figures of single runs show.
+    """The tables of one point of a sweep and one seed: what figures of single runs show.
 
-    kinds : the kind of each policy, by its label
+    policies : those that have a run there
+    kinds : the kind of every policy, by its label
     """
 
     policies: tuple[str, ...]
@@ -202,31 +203,36 @@ def view(results: Results) -> View:
         having = rows[rows["policy"].isin(own[key])]
         values[key] = (having if len(having) else rows)[key].iloc[0]
     where = ", ".join(f"{name} = {plain_value(value)}" for name, value in values.items())
-    seed = summary["seed"].iloc[0]
+    at_point = _at(summary, own, values)
+    seed = at_point["seed"].iloc[0]
     if summary["seed"].nunique() > 1:
         where = f"{where}, seed {seed}" if where else f"seed {seed}"
 
-    def pick(table: pd.DataFrame) -> pd.DataFrame:
-        for name, value in (*values.items(), ("seed", seed)):
-            wanted = table[name].isna() if value != value or value is None else table[name] == value
-            if name in own:
-                wanted |= ~table["policy"].isin(own[name])
-            if not wanted.all():
-                table = table[wanted]
-        return table
-
+    shown = {**values, "seed": seed}
+    rows = _at(at_point, own, shown)
     return View(
-        tuple(dict.fromkeys(summary["policy"])),
+        tuple(dict.fromkeys(rows["policy"])),
         results.kinds,
-        pick(summary),
-        pick(results.requests),
-        pick(results.decisions),
-        pick(results.oom),
+        rows,
+        _at(results.requests, own, shown),
+        _at(results.decisions, own, shown),
+        _at(results.oom, own, shown),
         stated(results.scenario),
         results.roof,
         where,
         reason,
     )
+
+
+def _at(table: pd.DataFrame, own: Mapping[str, Sequence[str]], values: Mapping[str, Any]) -> pd.DataFrame:
+    """The rows that have some values; ``own``: the policies that a key is about, the others have every value of it."""
+    for name, value in values.items():
+        wanted = table[name].isna() if value != value or value is None else table[name] == value
+        if name in own:
+            wanted |= ~table["policy"].isin(own[name])
+        if not wanted.all():
+            table = table[wanted]
+    return table
 
 
 def _telling(table: pd.DataFrame, chosen: Judged) -> tuple[pd.DataFrame, str]:
