@@ -249,7 +249,7 @@ def test_interrupted_with_nothing_made(tiny, capsys, monkeypatch):
 
     monkeypatch.setattr(sweep, "run", lambda point, at, *rest: _interrupt())
     assert command("run", tiny) == 130
-    assert "Traceback" not in capsys.readouterr().err
+    assert capsys.readouterr().err.split("\n") == ["", "tiny: interrupted; no finished run is kept", ""]
     assert not Path("results").exists()
 
 
@@ -314,6 +314,39 @@ def test_a_policy_that_cannot_be_at_a_point_takes_no_other_run_with_it(changes, 
     assert "report: results/tiny/report.html" in shown.out
     memory = yaml.safe_load(Path("results/tiny/scenario.yaml").read_text())["derived"]["memory"]
     assert memory["continuous"]["kv_blocks"] > 0
+
+
+def test_interrupted_before_its_page_it_says_how_many_runs_are_kept(tiny, capsys, monkeypatch):
+    from servecast.run import sweep
+
+    assert command("run", tiny) == 0
+    monkeypatch.setattr(sweep, "resolved", lambda *given: _interrupt())
+    capsys.readouterr()
+    assert command("run", tiny) == 130
+    kept = "the 2 finished runs in results/.tiny.sqlite are kept"
+    assert capsys.readouterr().err.endswith(kept.replace("results", str(Path("results").resolve())) + "\n")
+
+
+@pytest.mark.parametrize("module", ["servecast.cli.app", "servecast.cli.plan", "servecast.run.cluster"])
+def test_interrupted_while_it_loads_is_one_line(module, tiny):
+    code = f"""
+import sys
+class Stop:
+    def find_spec(self, name, *rest):
+        if name == {module!r}: raise KeyboardInterrupt
+sys.meta_path.insert(0, Stop())
+sys.argv = ["servecast", "run", "tiny.yaml"]
+import servecast.__main__
+servecast.__main__.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")
+
+
+def test_interrupted_outside_of_a_command_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(cli, "app", lambda *given, **named: _interrupt())
+    assert command("run", "quickstart") == 130
+    assert capsys.readouterr().err == "\ninterrupted\n"
 
 
 def _interrupt():

@@ -87,14 +87,18 @@ def _status(arguments: Sequence[str] | None) -> int | str | None:
         print(f"{error.filename or 'standard output'}: {error.strerror}", file=sys.stderr)
     except MemoryError:
         print("memory: not enough for this; ask for fewer requests, or a shorter horizon_s", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        return _interrupted(stopped)
     except SystemExit as end:
-        stopped = end.__context__.__cause__ if end.__context__ else None
-        if isinstance(stopped, KeyboardInterrupt):  # typer ends a command at it without a word
-            said = stopped.args[0] if stopped.args else "interrupted before the first run had ended: nothing was kept"
-            print(f"\n{said}", file=sys.stderr)
-            return EXIT_INTERRUPTED
-        return end.code
+        cause = end.__context__.__cause__ if end.__context__ else None
+        # Typer ends a command at it without a word.
+        return _interrupted(cause) if isinstance(cause, KeyboardInterrupt) else end.code
     return EXIT_INPUT
+
+
+def _interrupted(stopped: KeyboardInterrupt) -> int:
+    print(f"\n{stopped.args[0] if stopped.args else 'interrupted'}", file=sys.stderr)
+    return EXIT_INTERRUPTED
 
 
 def _flushed(status: int | str | None) -> int | str | None:

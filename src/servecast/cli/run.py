@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +15,8 @@ from servecast.cli import options
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from servecast.against.device.execute import OnDevice
     from servecast.engine import Run
     from servecast.run.cluster import Cluster
@@ -160,7 +163,7 @@ def _run_one(scenario: Scenario, command: _Command) -> bool:
     from servecast.scenario import seen_from
 
     folder, exports = command.out / scenario.name, None
-    with opened(folder, fresh=command.fresh) as store:  # for this process alone, to its end
+    with opened(folder, fresh=command.fresh) as store, _telling_what_is_kept(scenario.name, store):
         results = _simulated(scenario, command, store)
         if results.resumed:
             made = len(results.outcomes) + len(results.failures) + results.missing
@@ -181,6 +184,17 @@ def _run_one(scenario: Scenario, command: _Command) -> bool:
         print(f"{scenario.name}: interrupted, {results.missing} runs were not made", file=sys.stderr)
         raise typer.Exit(options.EXIT_INTERRUPTED)
     return not results.failures
+
+
+@contextmanager
+def _telling_what_is_kept(name: str, store: Store) -> Iterator[None]:
+    """Stopped before its results are written, a command says how many runs it can go on from."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = len(store)
+        said = f"the {kept} finished runs in {store.path} are kept" if kept else "no finished run is kept"
+        raise KeyboardInterrupt(f"{name}: interrupted; {said}") from None
 
 
 def _simulated(scenario: Scenario, command: _Command, store: Store) -> Results:
