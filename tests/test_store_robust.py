@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import pages
 import pytest
 
 from servecast import report
@@ -263,6 +266,35 @@ def test_a_plan_writes_what_it_says_and_leaves_no_folder_without_one(tmp_path, p
     with opened(tmp_path / "new/p", refuse=plan_page.refuse_strangers):
         assert (tmp_path / "new/.p.lock").is_file()
     assert not (tmp_path / "new").exists()
+
+
+def test_on_a_full_disk_the_folder_of_a_plan_stays_as_it_was(tmp_path, monkeypatch):
+    folder = tmp_path / "p-plan"
+    plan = pages.made_plan()
+    write_text = Path.write_text
+
+    def full(path, content, **options):
+        if path.name == "plan.html":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_text(path, content, **options)
+
+    def refused(plan):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "write_text", full)
+            with pytest.raises(InputError, match=r"No space left on device.*--out"):
+                plan_page.write(plan, folder)
+
+    refused(plan)
+    assert left(tmp_path) == []
+    folder.mkdir()
+    write_text(folder / "mine.png", "mine")
+    plan_page.write(plan, folder)
+    assert set(left(folder)) == {"mine.png", "options.csv", "plan.html", "plan.json"}
+    before = (folder / "plan.json").read_bytes()
+    refused(replace(plan, notes=("other",)))
+    assert (folder / "plan.json").read_bytes() == before
+    assert left(tmp_path) == ["p-plan"]
+    assert (folder / "mine.png").read_text() == "mine"
 
 
 def test_no_half_file_stays(tmp_path):

@@ -95,32 +95,6 @@ def lock(path: Path) -> IO[str] | None:
         file.close()
 
 
-@contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """A fresh folder to write into, which becomes ``target`` when the block ends well.
-
-    Files that somebody else put into the old ``target`` are carried over. Where it is a link, what it leads to is
-    written, and the link stays.
-
-    Raises InputError where it cannot be written, the disk is full, or ``target`` holds something else than results.
-    """
-    there = Path(os.path.realpath(target))
-    fresh, aside = (there.with_name(f".{there.name}.{os.getpid()}.{part}") for part in ("new", "old"))
-    try:
-        refuse_strangers(target)
-        for leftover in (fresh, aside):
-            shutil.rmtree(leftover, ignore_errors=True)
-        fresh.mkdir(parents=True)
-        try:
-            yield fresh
-            _swap(fresh, there, aside)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-    except OSError as error:
-        remedy = "free space or choose another folder with --out"
-        raise InputError(str(target), f"results cannot be written ({error.strerror or error}); {remedy}") from error
-
-
 def refuse_strangers(target: Path) -> None:
     """Raises InputError where ``target`` is something else than results, and would be replaced."""
     if target.exists() and not (target.is_dir() and ((target / SCENARIO).is_file() or not any(target.iterdir()))):
@@ -128,7 +102,38 @@ def refuse_strangers(target: Path) -> None:
         raise InputError(str(target), f"{problem}; choose another folder with --out")
 
 
-def _swap(fresh: Path, target: Path, aside: Path) -> None:
+@contextmanager
+def replacing(
+    target: Path, refuse: Callable[[Path], None] = refuse_strangers, ours: tuple[str, ...] = _OURS
+) -> Iterator[Path]:
+    """A fresh folder to write into, which becomes ``target`` when the block ends well.
+
+    Files that somebody else put into the old ``target`` are carried over. Where it is a link, what it leads to is
+    written, and the link stays.
+
+    refuse : raises InputError where ``target`` must not be replaced
+    ours : how the paths of files end that go with the old folder
+
+    Raises InputError where it cannot be written, the disk is full, or ``target`` holds something else than results.
+    """
+    there = Path(os.path.realpath(target))
+    fresh, aside = (there.with_name(f".{there.name}.{os.getpid()}.{part}") for part in ("new", "old"))
+    try:
+        refuse(target)
+        for leftover in (fresh, aside):
+            shutil.rmtree(leftover, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        try:
+            yield fresh
+            _swap(fresh, there, aside, ours)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    except OSError as error:
+        remedy = "free space or choose another folder with --out"
+        raise InputError(str(target), f"results cannot be written ({error.strerror or error}); {remedy}") from error
+
+
+def _swap(fresh: Path, target: Path, aside: Path, ours: tuple[str, ...]) -> None:
     if not target.exists():
         fresh.rename(target)
         return
@@ -139,7 +144,7 @@ def _swap(fresh: Path, target: Path, aside: Path) -> None:
         aside.rename(target)
         raise
     for kept in sorted(aside.iterdir()):
-        if not f"/{kept.name}".endswith(_OURS):
+        if not f"/{kept.name}".endswith(ours) and not (target / kept.name).exists():
             kept.rename(target / kept.name)
     shutil.rmtree(aside)
 

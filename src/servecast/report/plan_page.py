@@ -7,17 +7,15 @@ import io
 import os
 from dataclasses import replace
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import servecast
 from servecast.errors import InputError
-from servecast.files import SCENARIO, dumps, scenario_text, writing
-from servecast.files import write as write_whole
+from servecast.files import SCENARIO, dumps, replacing, scenario_text
 from servecast.plan.basis import Basis
 from servecast.report import plan_words
 from servecast.report.charts.figure import download, table
-from servecast.report.charts.files import write_figures
+from servecast.report.charts.files import FORMS, write_figures
 from servecast.report.page import Page, Section, again, chart_section, paragraph
 from servecast.report.plan_charts import charts
 from servecast.report.plan_words import gpus, interval, shortened, statistic, timed
@@ -28,6 +26,7 @@ from servecast.text import number, signed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from servecast.plan.answer import Option, Plan
     from servecast.plan.uncertainty import Estimate
@@ -68,22 +67,24 @@ def text(plan: Plan, basis: Basis) -> str:
 
 
 def write(plan: Plan, folder: Path, basis: Basis | None = None, figures: Sequence[str] = ()) -> Path:
-    """Write the plan into ``folder``; the page.
+    """Write the plan into ``folder``, whole or not at all; the page. What else stands there stays.
 
     basis : what the plan rests on
     figures : forms (``svg``, ``png``) in which each chart of the page is a file too
     """
-    with writing(folder):
-        Path(os.path.realpath(folder)).mkdir(parents=True, exist_ok=True)  # a link may lead to what is not there yet
     basis = Basis() if basis is None else basis
     basis = replace(basis, scenario=seen_from(folder.resolve(), basis.scenario))
-    if basis.scenario:
-        write_whole(folder / SCENARIO, scenario_text(basis.scenario))
-    write_whole(folder / "plan.json", text(plan, basis) + "\n")
     options = _csv(plan)
-    write_whole(folder / "options.csv", options)
-    write_figures(folder, list(charts(shortened(plan)[0])), figures)
-    write_whole(folder / "plan.html", page(plan, options.encode(), basis))
+    files = {"plan.json": text(plan, basis) + "\n", "options.csv": options}
+    files["plan.html"] = page(plan, options.encode(), basis)
+    if basis.scenario:
+        files[SCENARIO] = scenario_text(basis.scenario)
+    drawn = list(charts(shortened(plan)[0]))
+    earlier = tuple(f"/{chart.name}.{form}" for chart in drawn for form in FORMS)
+    with replacing(folder, refuse_strangers, earlier) as fresh:
+        for name, content in files.items():
+            (fresh / name).write_text(content, encoding="utf-8", newline="")
+        write_figures(fresh, drawn, figures)
     return folder / "plan.html"
 
 
