@@ -239,6 +239,8 @@ def test_figures_are_made_where_they_are_asked_for(tiny, monkeypatch, capsys):
     assert {"throughput-latency.svg", "timeline.svg", "roofline.svg"} <= {path.name for path in folder.glob("*.svg")}
     assert command("run", tiny, "--figures", "svg,pdf") == 2
     assert "--figures: 'pdf' is no form of a figure: use svg, png, or svg,png" in capsys.readouterr().err
+    assert command("run", tiny, "--figures", ",") == 2
+    assert capsys.readouterr().err == "--figures: ',' names no form of a figure: use svg, png, or svg,png\n"
     monkeypatch.setitem(sys.modules, "resvg_py", None)
     assert command("run", tiny, "--figures", "png") == 2
     assert "png: needs resvg: pip install 'servecast[figures]'; svg needs nothing" in capsys.readouterr().err

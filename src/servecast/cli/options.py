@@ -68,6 +68,8 @@ def forms(figures: str) -> tuple[str, ...]:
     for form in named:
         if form not in _FORMS:
             raise InputError("--figures", f"{form!r} is no form of a figure: use svg, png, or svg,png")
+    if figures and not named:
+        raise InputError("--figures", f"{figures!r} names no form of a figure: use svg, png, or svg,png")
     if "png" in named:
         from servecast.report.charts.files import require_png
 
