@@ -1,7 +1,7 @@
 """The results of ``servecast run`` on the terminal: settings, notes, the table that compares policies, the verdict.
 
 Nothing is wider than `terminal.WIDTH` columns: the table leaves out its less telling columns, and settings and notes
-are cut. ``--wide`` and ``--notes`` show all; summary.csv and the page have everything.
+are cut. ``--wide`` shows more columns, ``--notes`` all notes; summary.csv has all metrics.
 """
 
 from __future__ import annotations

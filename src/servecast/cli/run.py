@@ -81,7 +81,7 @@ def run(
     ] = None,
     figures: options.Figures = "",
     as_csv: options.AsCsv = False,
-    wide: Annotated[bool, typer.Option("--wide", help="Print all metrics, not only those that fit.")] = False,
+    wide: Annotated[bool, typer.Option("--wide", help="Print more metrics; all stand in summary.csv.")] = False,
     notes: options.AllNotes = False,
     as_json: options.AsJson = False,
 ) -> None:
