@@ -104,6 +104,17 @@ def test_plans(split, holds, low):
     check(verdict_on_plan(replace(plan, best=None)))
 
 
+def test_requests_that_nobody_completes_are_counted_by_run():
+    none = {"completed": 0, "oom_failed": 0, "unfinished": 0, "arrived": 200}
+    three = summary_of(policy=["a", "b", "c"], rejected=[200, 200, 200], **none)
+    assert report.verdict(three).headline == "No request completed: 200 rejected in each run."
+    assert report.verdict(three[:1]).headline == "No request completed: 200 rejected."
+    mixed = three.assign(rejected=[200, 150, 0], oom_failed=[0, 50, 200])
+    told = report.verdict(mixed, calibrated=True)
+    assert "0 to 200 rejected and 0 to 200 lost to memory running out in each run" in told.headline
+    check(told)
+
+
 def test_run_says_the_same_on_the_terminal_on_the_page_and_in_json(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(TINY)

@@ -39,10 +39,16 @@ def verdict(summary: pd.DataFrame, slo: Mapping[str, Any] | None = None, *, cali
     mark = "" if calibrated else "Uncalibrated roofline: "
     table = per_policy(summary)
     if not table["completed"].sum():
-        lost = [f"{number(float(table[name].sum()))} {words}" for name, words in _LOST if table[name].sum()]
-        return Verdict(first_concise([f"no request completed: {listed(lost) or 'none arrived'}"], mark))
+        return Verdict(first_concise([f"no request completed: {_lost(table) or 'none arrived'}"], mark))
     run = _Run(table, swept(summary), slo or {})
     return Verdict(first_concise(run.headlines(), mark), tuple(map(as_sentence, run.details())))
+
+
+def _lost(table: pd.DataFrame) -> str:
+    """``200 rejected in each run``: what became of the requests; from the fewest to the most where runs differ."""
+    spans = {words: (table[name].min(), table[name].max()) for name, words in _LOST}
+    lost = [f"{' to '.join(map(number, dict.fromkeys(ends)))} {words}" for words, ends in spans.items() if ends[1]]
+    return listed(lost) + (" in each run" if lost and len(table) > 1 else "")
 
 
 class _Run:
