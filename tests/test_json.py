@@ -94,6 +94,13 @@ def test_an_export_says_what_each_run_was_asked(tiny):
     assert all(0 < one["request_goodput"] <= one["request_throughput"] for one in written)
 
 
+def test_exports_are_of_one_engine(tiny, capsys):
+    """Steps of replicas run side by side: token times read off them together would be wrong."""
+    assert command("run", tiny, "--set", "sweep={replicas: [1, 2]}", "--export", "vllm") == 2
+    assert capsys.readouterr().err.startswith("--export: 2 replicas, but exports are of one engine")
+    assert not Path("results").exists()
+
+
 def test_resuming_is_told_on_standard_error(tiny, capsys):
     assert command("run", tiny, "--json") == 0
     capsys.readouterr()

@@ -110,6 +110,8 @@ def run(
     place = out if device is None else out / "executed"
     kinds, drawn = tuple(kind.value for kind in export), options.forms(figures)
     documents: list[dict[str, Any]] | None = [] if as_json else None
+    if kinds:
+        _refuse_replicas(loaded)
     with cluster.chosen(backend.value, scheduler) as there:
         asked = _Command(place, jobs, fresh, kinds, drawn, as_csv, wide, notes, there, device, documents)
         _run_all(loaded, asked)
@@ -126,6 +128,15 @@ def _loaded(names: list[str], changed: dict[str, object]) -> list[Scenario]:
             raise InputError("scenario.name", problem)
         loaded[scenario.name] = scenario
     return list(loaded.values())
+
+
+def _refuse_replicas(scenarios: list[Scenario]) -> None:
+    """Token times of an export are read off the steps of one engine; those of several run side by side."""
+    from servecast.scenario import points
+
+    most = max(point.scenario.replicas or 1 for scenario in scenarios for point in points(scenario))
+    if most > 1:
+        raise InputError("--export", f"{most} replicas, but exports are of one engine: set replicas=1, or take it out")
 
 
 def _executing(device: str, jobs: int, scheduler: str | None) -> OnDevice:
