@@ -374,6 +374,7 @@ class _Replica:
         else:
             assert isinstance(decision, Wait)
             self._resting = True
+            state.stand()
             until = min(decision.until, sends)
             self.wake = until if until == _inf else min(until, self.horizon_s)
         return self.wake

@@ -193,6 +193,13 @@ class State:
         """KV blocks held when so many more iterations of the decode rows have ended."""
         return self.pool.held + (self.decoding.blocks_needed(iterations) if iterations else 0)
 
+    def stand(self) -> None:
+        """Decode rows get no token now: in a step without them, or while nothing runs."""
+        rows = self.decoding.count
+        if rows > self.stood:
+            self.standing[self._ended_s] = rows - self.stood
+            self.stood = rows
+
     def resume(self, now: float) -> None:
         """Rows that stood still have a token again, at ``now`` [s]."""
         for since, rows in self.standing.items():
@@ -210,6 +217,8 @@ class State:
         rows = decoding.count
         if rows and batch.decode:
             assert batch.counts[_DECODED] == rows, "the batch is of another state"
+            assert batch.decode == 1, "a decode row takes one token in an iteration"
+            assert decoding.step + iterations <= decoding.next_finish, "the batch runs beyond the end of a row"
             blocks = decoding.blocks_needed(iterations)
             if blocks:
                 grow = self._grow
@@ -218,11 +227,10 @@ class State:
             self._decoded_s = now
         else:
             finished = []
-            if rows > self.stood:
-                self.standing[self._ended_s] = rows - self.stood
-                self.stood = rows
+            self.stand()
         self.blocks_in_use = self.pool.held
         if batch.prefill:
+            assert iterations == 1, "prompts are computed in one iteration"
             self._prefill(batch.prefill, now, finished)
         self._ended_s = now
         return self._finish(finished, now) if finished or self.ended else finished
