@@ -94,3 +94,9 @@ def test_every_command_refuses_prompts_that_would_wait_for_ever(toy, tmp_path):
     recording(toy, tmp_path / "run.csv")
     with pytest.raises(InputError, match="must fit one step"):
         command.compared(toy, tmp_path / "run.csv", overrides=never)
+
+
+def test_the_price_of_an_hour_is_of_all_gpus_of_all_replicas():
+    changes = {"sweep": {}, "replicas": 3, "engine.tensor_parallel_size": 2, "device": "h100-sxm", "profile": None}
+    system = System.of(servecast.load("quickstart", changes))
+    assert system.usd_per_hour == 3 * 2 * system.scenario.cost.usd_per_gpu_hour
