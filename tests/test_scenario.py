@@ -699,7 +699,7 @@ def test_the_same_seed_sends_the_same_requests(whole):
 def test_more_points_than_anybody_means_are_refused_before_they_fill_the_memory(changes, place):
     with pytest.raises(InputError) as refused:
         load("quickstart", changes)
-    assert refused.value.place == place and "at most 100,000" in refused.value.problem
+    assert refused.value.place == place and "of at most 100,000" in refused.value.problem
 
 
 def test_like_an_engine_takes_its_defaults_for_what_is_not_given():

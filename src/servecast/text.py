@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any, NamedTuple
 
@@ -72,6 +73,12 @@ def how_often(count: float) -> str:
 def missing(value: Any) -> bool:
     """None or NaN."""
     return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def shown(value: Any, most: int = 60) -> str:
+    """A value as a file has it, on one line, cut short."""
+    text = json.dumps(value) if isinstance(value, bool | None) else repr(value)
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def plain_value(value: Any) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import yaml
 
 from servecast.errors import InputError
+from servecast.text import shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +40,7 @@ class Document(NamedTuple):
 
 
 _LARGEST_BYTES = 1 << 20  # a scenario that comes near this holds data, not settings
+_MOST_VALUES, _DEEPEST = 200_000, 32
 #: What PyYAML's constructors raise besides its own errors: !!int abc, a million digits, brackets a thousand deep.
 _NO_VALUE = (ValueError, AttributeError, OverflowError, RecursionError)
 
@@ -55,9 +57,7 @@ def read(path: Path) -> Document:
     except OSError as error:
         raise InputError(str(path), f"cannot be read ({error.strerror}): name a scenario file") from None
     try:
-        loader = _Loader(text)
-        root = loader.get_single_node()
-        data = loader.construct_document(root) if root is not None else None
+        root, data = _parsed(text)
     except yaml.YAMLError as error:
         raise InputError(*_syntax(path, error)) from None
     except _NO_VALUE as error:
@@ -74,15 +74,49 @@ def read(path: Path) -> Document:
 def value(text: str, place: str) -> object:
     """The value of an option such as ``--set key=VALUE``, read as the scenario file would read it."""
     try:
-        return _Loader(text).get_single_data()
+        return _parsed(text)[1]
     except (yaml.YAMLError, *_NO_VALUE):
-        raise InputError(place, f"{text!r} is not a YAML value: quote it") from None
+        raise InputError(place, f"{shown(text)} is not a YAML value: quote it") from None
+
+
+def _parsed(text: str) -> tuple[yaml.Node | None, Any]:
+    """The tree of nodes and the plain data of one document; None and None where it is empty."""
+    loader = _Loader(text)
+    root = loader.get_single_node()
+    if root is None:
+        return None, None
+    _written_out(root, {})
+    return root, loader.construct_document(root)
+
+
+def _written_out(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """Values in a node, and how deep, with every alias written out: a few lines of aliases can hold billions.
+
+    known : of nodes seen; infinite while one is at work, so that one within itself is too deep
+    """
+    if id(node) not in known:
+        known[id(node)] = (0, _DEEPEST)
+        inner = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
+        parts = [] if isinstance(inner, str) else [_written_out(part, known) for part in inner]
+        size, depth = 1 + sum(size for size, _ in parts), 1 + max((depth for _, depth in parts), default=0)
+        if size > _MOST_VALUES or depth > _DEEPEST:
+            said = f"{size:,} values" if size > _MOST_VALUES else f"values more than {_DEEPEST} levels deep"
+            problem = f"with its aliases written out this holds {said}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        known[id(node)] = size, depth
+    return known[id(node)]
 
 
 class _Loader(yaml.SafeLoader):
     """The safe loader with the scalars of YAML 1.2 and no repeated keys."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 (the loader's own protocol)
+    #: Plain data alone: no dates, bytes or sets.
+    yaml_constructors = {  # noqa: RUF012
+        tag: make
+        for tag, make in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.endswith((":null", ":bool", ":int", ":float", ":str", ":seq", ":map"))
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[object] = set()
@@ -132,6 +166,7 @@ _REMEDIES = {
     "'\\t'": "a tab stands where YAML wants spaces: indent with spaces",
     "but found another document": "a second document starts here ('---'): one file holds one scenario",
     "stands twice": "{problem}: keep one",
+    "aliases written out": "{problem}: a scenario names its data, it holds none",
     "could not determine a constructor": "{problem}: a scenario is plain data, take the '!' tag out",
     "expected alphabetic or numeric character": "a * stands for a YAML alias here: quote the key path, "
     '"policies[*].batch_size"',

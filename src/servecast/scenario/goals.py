@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, Field
 
 from servecast.metrics import LATENCIES, METRICS, PERCENTILES
+from servecast.scenario.bounds import RATE, SECONDS
 from servecast.scenario.keypath import parse
 from servecast.scenario.sections import Section, listed, optional, refuse
 from servecast.text import either
@@ -40,6 +41,7 @@ def _targets(targets: dict[str, float]) -> dict[str, float]:
             (not known, f"is no statistic: write {_statistics()}"),
             (value <= 0 and share, "is always met: give a share above 0, at most 1"),
             (value <= 0, "can never be met: give a number above 0"),
+            (value > SECONDS.value, f"can never be missed: give at most {SECONDS.value:,.0f} ({SECONDS.why})"),
             (share and value > 1, "is a share of the requests: give at most 1"),
         ):
             if wrong:
@@ -91,7 +93,7 @@ class Goal(Section):
     slo: Annotated[dict[str, float], AfterValidator(_targets)] = Field(
         description="statistic: target, like ttft_p99_s: 1.0; slo_attainment is of the targets in slo:"
     )
-    rate_rps: Annotated[float, Field(gt=0)] | None = optional(
+    rate_rps: Annotated[float, Field(gt=0, le=RATE.value), RATE] | None = optional(
         "load to be served, in requests a second; null: as the workload has it"
     )
     allow_out_of_memory: bool = Field(False, description="true: crashes are no reason against a plan")

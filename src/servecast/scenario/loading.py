@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +19,7 @@ from pydantic import ValidationError
 from servecast import resources
 from servecast.errors import InputError, PointError, SlipError
 from servecast.files import plain
+from servecast.scenario.bounds import POINTS
 from servecast.scenario.document import read as read_document
 from servecast.scenario.keypath import assign, parse
 from servecast.scenario.remedies import input_error
@@ -44,7 +46,6 @@ class Point(NamedTuple):
     scenario: Scenario
 
 
-_MOST_POINTS = 100_000  # what comes near it is a slip of a digit
 _GIB = 1 << 30
 
 
@@ -142,14 +143,13 @@ def grid(
     Raises InputError for too many points, and for a value that stands twice.
     """
     count = math.prod([len(values) for values in scenario.sweep.values()]) * scenario.seeds
-    if count > _MOST_POINTS:
-        where = "scenario.seeds" if scenario.seeds > _MOST_POINTS else place
-        raise InputError(where, f"makes {count:,} points; give at most {_MOST_POINTS:,}, or several scenarios")
+    if count > POINTS.value:
+        problem = f"makes {count:,} points: give a number of at most {POINTS.value:,}, since {POINTS.why}"
+        raise InputError(place if scenario.sweep else "scenario.seeds", problem)
     for key, choices in scenario.sweep.items():
-        shown = [_shown(choice) for choice in choices]
-        for choice in shown:
-            if shown.count(choice) > 1:
-                raise InputError(f"{place}.{key}", f"{choice!r} stands twice: give each value once")
+        twice = [choice for choice, times in Counter(map(_shown, choices)).items() if times > 1]
+        if twice:
+            raise InputError(f"{place}.{key}", f"{twice[0]!r} stands twice: give each value once")
     data = scenario.model_dump(mode="python", exclude={"sweep", "seeds"}, exclude_unset=True)
     for values in itertools.product(*scenario.sweep.values()):
         given = dict(zip(scenario.sweep, values, strict=True))

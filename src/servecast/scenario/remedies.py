@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
 from servecast.errors import InputError, SlipError
+from servecast.scenario.bounds import Most
 from servecast.scenario.keypath import written
-from servecast.text import either
+from servecast.text import either, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -89,38 +89,38 @@ def _problem(detail: ErrorDetails, path: KeyPath, schema: type[BaseModel], data:
     if kind == "missing":
         return f"missing: add {path[-1]}{wanted}"
     if kind == "remedy":
-        shown = context.get("value", value)
-        return (f"{_shown(shown)}: " if isinstance(shown, str | int | float) else "") + str(context["remedy"])
+        given = context.get("value", value)
+        return (f"{shown(given)}: " if isinstance(given, str | int | float) else "") + str(context["remedy"])
     if kind == "union_tag_not_found":
         return f"missing: add kind: {either(_kinds_in(_walk(schema, path[:-1], data)[1]))}"
     if kind == "union_tag_invalid":
         kinds = [tag.strip("' ") for tag in str(context["expected_tags"]).split(",")]
-        return f"{_shown(context['tag'])} is unknown: {_nearest(str(context['tag']), kinds)}"
+        return f"{shown(context['tag'])} is unknown: {_nearest(str(context['tag']), kinds)}"
     if kind == "literal_error":
         choices = [part.strip("' ") for part in re.split(r", | or ", str(context["expected"]))]
-        return f"{_shown(value)} is unknown: {_nearest(str(value), choices)}"
+        return f"{shown(value)} is unknown: {_nearest(str(value), choices)}"
     if isinstance(value, str) and kind in _NUMBERS:
         return _text_for_number(value, kind, str(path[-1]), wanted)
-    if kind == "int_type" and isinstance(value, float) and value.is_integer():
-        return f"{_shown(value)} is not written as a whole number: write {int(value)}"
+    if kind == "int_type" and isinstance(value, float) and value.is_integer() and abs(value) <= 1 << 53:
+        return f"{shown(value)} is not written as a whole number: write {int(value)}"
     if kind == "finite_number" or kind.startswith(("greater_than", "less_than")):
         wrong = "not finite" if kind == "finite_number" else "out of range"
-        return f"{_shown(value)} is {wrong}: give a number {_range(field)}{wanted}"
+        return f"{shown(value)} is {wrong}: give a number {_range(field, kind)}{wanted}"
     if kind in {"string_too_long", "too_long"}:
         units = "characters" if isinstance(value, str) else "entries"
-        return f"{_shown(value)} has {len(value):,} {units}: give at most {context['max_length']}{wanted}"
+        return f"{shown(value)} has {len(value):,} {units}: give at most {context['max_length']}{wanted}"
     if kind == "string_pattern_mismatch":
-        return f"{_shown(value)} is not allowed here: give{wanted}"
+        return f"{shown(value)} is not allowed here: give{wanted}"
     if kind in {"too_short", "string_too_short"}:
-        return f"{_shown(value)} is empty: give at least one{wanted}"
+        return f"{shown(value)} is empty: give at least one{wanted}"
     if kind in _MAPPINGS and (kinds := _kinds_in(field)):
-        example = f"{{kind: fixed, tokens: {value}}}" if "fixed" in kinds else f"{{kind: {kinds[0]}, ...}}"
-        return f"{_shown(value)} is {_named(value)}: give a mapping with its kind ({either(kinds)}), as {example}"
+        example = f"{{kind: fixed, tokens: {shown(value)}}}" if "fixed" in kinds else f"{{kind: {kinds[0]}, ...}}"
+        return f"{shown(value)} is {_named(value)}: give a mapping with its kind ({either(kinds)}), as {example}"
     if value is None:
         return f"nothing is given (null): give {_WANTED.get(kind, 'a value')}{wanted}"
     if kind not in _WANTED:  # pydantic's own words are a sentence
-        return f"{_shown(value)} cannot stand here: {detail['msg'][:1].lower()}{detail['msg'][1:]}{wanted}"
-    return f"{_shown(value)} is {_named(value)}: give {_WANTED[kind]}{wanted}"
+        return f"{shown(value)} cannot stand here: {detail['msg'][:1].lower()}{detail['msg'][1:]}{wanted}"
+    return f"{shown(value)} is {_named(value)}: give {_WANTED[kind]}{wanted}"
 
 
 def _unknown_key(path: KeyPath, schema: type[BaseModel], data: object) -> str:
@@ -145,25 +145,30 @@ def _text_for_number(text: str, kind: str, key: str, wanted: str) -> str:
     match = re.fullmatch(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z%/]*)\s*", text)
     unit = next((word for suffix, word in _SUFFIX_WORDS.items() if key.endswith(suffix)), None)
     if kind == "bool_type":
-        return f"{_shown(text)} is text: give true or false{wanted}"
+        return f"{shown(text)} is text: give true or false{wanted}"
     whole = "a whole number" if kind == "int_type" else "a bare number"
     if match and match[2]:
         scale = _SECONDS.get(match[2].lower()) if key.endswith("_s") else None
         example = f", {float(match[1]) * scale:g}" if scale else ""
         named = f" in {unit}" if unit else ""
         ending = "" if unit else wanted
-        return f"{_shown(text)} has a unit: the unit stands in the key, give {whole}{named}{example}{ending}"
+        return f"{shown(text)} has a unit: the unit stands in the key, give {whole}{named}{example}{ending}"
     if match:
-        return f"{_shown(text)} is text: take the quotes off{wanted}"
-    return f"{_shown(text)} is text: give {whole}{wanted}"
+        return f"{shown(text)} is text: take the quotes off{wanted}"
+    return f"{shown(text)} is text: give {whole}{wanted}"
 
 
-def _range(field: FieldInfo | None) -> str:
-    """``in (0, 1]``, or ``above 0``: the limits of a field, those inside an optional type too."""
+def _range(field: FieldInfo | None, kind: str) -> str:
+    """``in (0, 1]``, or ``above 0``: the limits of a field, those inside an optional type too.
+
+    Of a quantity that is bounded for a reason, the limit that a value of this ``kind`` of error breaks, and the reason.
+    """
     limits: dict[str, list[str]] = {}
+    most = None
     pending: list[Any] = [] if field is None else [*field.metadata, field.annotation]
     while pending:
         item = pending.pop(0)
+        most = item if isinstance(item, Most) else most
         for name, forms in _LIMITS.items():
             if hasattr(item, name):
                 limits[name[0]] = [form.format(getattr(item, name)).replace("e+0", "e") for form in forms]
@@ -172,6 +177,10 @@ def _range(field: FieldInfo | None) -> str:
             pending.extend(metadata)
         if get_origin(item) is not Literal:
             pending.extend(get_args(item))
+    if most is not None and kind.startswith("less_than"):
+        return f"of at most {most.value:,.0f}, since {most.why}"
+    if most is not None:
+        limits.pop("l", None)
     if len(limits) == 2:
         return f"in {limits['g'][1]}, {limits['l'][1]}"
     return next(iter(limits.values()), ["that is finite"])[0]
@@ -248,12 +257,6 @@ def _keys(schema: type[BaseModel], above: tuple[str, ...]) -> Iterator[tuple[str
 def _nearest(word: str, choices: list[str]) -> str:
     near = difflib.get_close_matches(word, choices, n=1)
     return f"did you mean {near[0]}? It can be {either(choices)}" if near else f"give {either(choices)}"
-
-
-def _shown(value: object) -> str:
-    """A value as the file has it, cut short."""
-    text = json.dumps(value) if isinstance(value, bool | None) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _named(value: object) -> str:

@@ -15,6 +15,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from servecast.policies import POLICIES
+from servecast.scenario.bounds import (
+    RATE,
+    Blocks,
+    BlockSize,
+    Factor,
+    Gpus,
+    MaybeTokens,
+    Points,
+    Priority,
+    Replicas,
+    Requests,
+    Seconds,
+    Seed,
+    Sequences,
+    SomeSeconds,
+    Tokens,
+)
 from servecast.scenario.goals import Goal, RouterName, Search, Values
 from servecast.scenario.sections import Described, Section, described, listed, one_of, optional, refuse
 from servecast.workload import arrivals as arrival_processes
@@ -55,13 +72,12 @@ def _printable(text: str) -> str:
     return text
 
 
-FilePath: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_existing)]
-FolderPath: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(partial(_existing, folder=True))]
-NameOrPath: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_name_or_path)]
+FilePath: TypeAlias = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_existing)]
+FolderPath: TypeAlias = Annotated[
+    str, Field(min_length=1, max_length=4096), AfterValidator(partial(_existing, folder=True))
+]
+NameOrPath: TypeAlias = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_name_or_path)]
 Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_printable)]
-Count: TypeAlias = Annotated[int, Field(ge=1)]
-Positive: TypeAlias = Annotated[float, Field(gt=0)]
-NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
 EngineVersion: TypeAlias = Annotated[str, Field(pattern=r"^vllm-\d+\.\d+(\.\d+)?$")]
 #: ``inf`` is a rate at which everything arrives at once.
 Rate: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=True)]
@@ -74,26 +90,26 @@ class Engine(Section):
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = optional(
         "share of the device memory the engine may use, a fraction; null: the version's default"
     )
-    block_size: Count = Field(16, description="tokens per KV block")
-    kv_blocks: Count | None = optional("usable KV blocks, instead of what the memory gives")
-    max_model_len: Annotated[int, Field(ge=2)] | None = optional(
+    block_size: BlockSize = Field(16, description="tokens per KV block")
+    kv_blocks: Blocks | None = optional("usable KV blocks, instead of what the memory gives")
+    max_model_len: Annotated[Tokens, Field(ge=2)] | None = optional(
         "longest prompt plus answer in tokens; null: the model's, or what the KV cache holds if less"
     )
     kv_cache_dtype: Literal["auto", "bf16", "fp16", "fp8", "fp32"] = Field("auto", description="auto: the model's own")
     quantization: Literal["fp8", "int8", "int4"] | None = optional(
         "number format of the linear layers' weights; null: the model's own"
     )
-    tensor_parallel_size: Count | None = optional("GPUs for the model; null: the profile's, or 1")
-    restart_s: NotNegative = Field(30.0, description="seconds the engine is down after running out of memory")
+    tensor_parallel_size: Gpus | None = optional("GPUs for the model; null: the profile's, or 1")
+    restart_s: Seconds = Field(30.0, description="seconds the engine is down after running out of memory")
     enforce_eager: bool = Field(False, description="true: no CUDA graphs, and no memory for them")
 
 
 class Slo(Section):
     """Service level objectives: a request is good if it meets every target given."""
 
-    ttft_s: Positive | None = optional("time to first token [s]")
-    tpot_s: Positive | None = optional("time per output token after the first [s]")
-    e2e_s: Positive | None = optional("arrival to last token [s]")
+    ttft_s: SomeSeconds | None = optional("time to first token [s]")
+    tpot_s: SomeSeconds | None = optional("time per output token after the first [s]")
+    e2e_s: SomeSeconds | None = optional("arrival to last token [s]")
     single_token: Literal["pass", "fail", "exclude"] = Field("pass", description="a one-token answer under tpot_s")
 
     @model_validator(mode="after")
@@ -136,8 +152,8 @@ class Pairs(Section):
 
     kind: Literal["trace"]
     path: FilePath = Field(description="trace whose rows give the pairs")
-    max_prompt_tokens: Count | None = optional("leave out rows with longer prompts")
-    max_output_tokens: Count | None = optional("leave out rows with longer answers")
+    max_prompt_tokens: Tokens | None = optional("leave out rows with longer prompts")
+    max_output_tokens: Tokens | None = optional("leave out rows with longer answers")
 
 
 if TYPE_CHECKING:
@@ -155,8 +171,8 @@ else:
         described(
             rates.Piecewise,
             kind="piecewise",
-            durations_s=listed(Positive),
-            rates_rps=listed(NotNegative),
+            durations_s=listed(SomeSeconds),
+            rates_rps=listed(Annotated[float, Field(ge=0, le=RATE.value), RATE]),
             burstiness=Rate,
         ),
         described(rates.Diurnal, kind="diurnal", burstiness=Rate),
@@ -172,7 +188,7 @@ else:
     Lengths = one_of(
         Empirical,
         Pairs,
-        described(RandomLengths, kind="random", prefix_tokens=Annotated[int, Field(ge=0)]),
+        described(RandomLengths, kind="random", prefix_tokens=MaybeTokens),
         described(
             fitting.JointQuantiles,
             kind="joint_quantiles",
@@ -187,8 +203,8 @@ else:
 class Network(Section):
     """The way between the client and the server, counted as the client's: latencies start at the server."""
 
-    uplink_s: NotNegative = Field(0.0, description="a request reaches the scheduler so many seconds after it was sent")
-    downlink_s: NotNegative = Field(0.0, description="the client hears of an answer so many seconds after it was given")
+    uplink_s: Seconds = Field(0.0, description="a request reaches the scheduler so many seconds after it was sent")
+    downlink_s: Seconds = Field(0.0, description="the client hears of an answer so many seconds after it was given")
 
 
 class Tenant(Section):
@@ -199,8 +215,8 @@ class Tenant(Section):
     lengths: Lengths | None = optional("prompt and output lengths together")
     prompt_tokens: Length | None = optional("prompt lengths, instead of lengths")
     output_tokens: Length | None = optional("output lengths, instead of lengths")
-    share: Positive | None = optional("part of the requests, in proportion; null: by the rates of all")
-    priority: int = Field(0, description="lower goes first, under scheduling_policy: priority")
+    share: Factor | None = optional("part of the requests, in proportion; null: by the rates of all")
+    priority: Priority = Field(0, description="lower goes first, under scheduling_policy: priority")
     slo: Slo | None = optional("its latency targets, all of them; null: those of the scenario")
 
     @model_validator(mode="after")
@@ -217,17 +233,17 @@ class Conversations(Section):
     turns: Length = Field(description="turns of each")
     new_tokens: Length = Field(description="the user's text of a turn")
     output_tokens: Length = Field(description="the answer to it")
-    think_s: NotNegative = Field(0.0, description="seconds from an answer to the next turn")
-    system_tokens: Annotated[int, Field(ge=0)] = Field(0, description="what every prompt starts with, all the same")
+    think_s: Seconds = Field(0.0, description="seconds from an answer to the next turn")
+    system_tokens: MaybeTokens = Field(0, description="what every prompt starts with, all the same")
 
 
 class ServeGen(Section):
     """A folder of ServeGen client chunks."""
 
     folder: FolderPath = Field(description="folder of chunk-*-trace.csv and chunk-*-dataset.json")
-    start_s: NotNegative = Field(0.0, description="second of the day at which to begin")
-    duration_s: Positive = Field(3600.0, description="how much of the day")
-    scale: Positive = Field(1.0, description="factor of all rates")
+    start_s: Seconds = Field(0.0, description="second of the day at which to begin")
+    duration_s: SomeSeconds = Field(3600.0, description="how much of the day")
+    scale: Factor = Field(1.0, description="factor of all rates")
 
 
 class Workload(Section):
@@ -243,11 +259,11 @@ class Workload(Section):
     )
     conversations: Conversations | None = optional("sessions, instead of arrivals and lengths")
     servegen: ServeGen | None = optional("ServeGen's clients, instead of arrivals and lengths")
-    requests: Annotated[int, Field(ge=1, le=20_000_000)] | None = optional(
+    requests: Requests | None = optional(
         "how many requests (or conversations); of a trace, the first so many (null: all)"
     )
-    seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of arrivals and lengths")
-    max_in_flight: Count | None = optional("the client holds back what exceeds so many at the server")
+    seed: Seed = Field(0, description="seed of arrivals and lengths")
+    max_in_flight: Sequences | None = optional("the client holds back what exceeds so many at the server")
     network: Network | None = optional("the client's way to the server and back; null: none")
 
     @model_validator(mode="after")
@@ -352,16 +368,16 @@ class Scenario(Section):
     slo: Slo | None = optional("latency targets")
     cost: Cost | None = optional("price of the hardware")
     sweep: dict[str, Values] = Field(default_factory=dict, description="key path: list of values; several make a grid")
-    seeds: Count = Field(1, description="repeats with workload.seed, +1, +2, ...")
-    horizon_s: Positive | None = optional("stop after so many seconds; null: when all is answered")
-    warmup_s: NotNegative | None = optional("seconds left out at the start; null: the whole run counts")
+    seeds: Points = Field(1, description="repeats with workload.seed, +1, +2, ...")
+    horizon_s: SomeSeconds | None = optional("stop after so many seconds; null: when all is answered")
+    warmup_s: Seconds | None = optional("seconds left out at the start; null: the whole run counts")
     derived: dict[str, Any] | None = Field(
         None, exclude=True, description="written beside results for people to read; ignored when read back"
     )
-    cooldown_s: NotNegative | None = optional("seconds left out before the last arrival")
+    cooldown_s: Seconds | None = optional("seconds left out before the last arrival")
     goal: Goal | None = optional("targets for servecast plan")
     search: Search | None = optional("what servecast plan may change")
-    replicas: Count | None = optional("engines behind the router; null: one, and plan finds how many")
+    replicas: Replicas | None = optional("engines behind the router; null: one, and plan finds how many")
     router: RouterName | None = optional("how requests are shared out; null: least_outstanding")
 
     @model_validator(mode="before")

@@ -12,6 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal, Union, get_type_hints
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
+from servecast.scenario.bounds import bounded
+
 
 class Section(BaseModel):
     """A mapping of the file."""
@@ -53,7 +55,7 @@ def described(
 ) -> type[Described]:
     """The section that the dataclass ``source`` describes; ``types`` replace those of its fields.
 
-    Whole numbers start at 1 (at 0 where that is the default) and others are not negative, unless a type says otherwise.
+    Numbers are within the bounds of their quantity (`bounds.bounded`), unless a type says otherwise.
     """
     hints = get_type_hints(source, include_extras=True)
     texts = _descriptions(source)
@@ -62,7 +64,7 @@ def described(
         fields["kind"] = (Literal[kind], Field(description=f"{kind}: {_first_sentence(source)}"))
     for name, field in _fields(source).items():
         default: Any = {} if field.default is dataclasses.MISSING else {"default": field.default}
-        hint = types.get(name, _ranged(hints[name], field.default))
+        hint = types.get(name, bounded(name, hints[name], field.default))
         fields[name] = (hint, Field(**default, description=texts.get(name)))
     section: type[Described] = create_model(
         source.__name__, __base__=above, __doc__=source.__doc__, __module__=__name__, **fields
@@ -88,12 +90,6 @@ def _as_tuple(value: object) -> object:
 def optional(description: str) -> Any:
     """A key that may be left out, or null."""
     return Field(None, description=description)
-
-
-def _ranged(hint: Any, default: Any) -> Any:
-    if hint is int:
-        return Annotated[int, Field(ge=0 if default == 0 else 1)]
-    return Annotated[float, Field(ge=0)] if hint is float else hint
 
 
 def _fields(source: type[Any]) -> dict[str, dataclasses.Field[Any]]:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from servecast.report.charts.spec import Axis
 
 
+_LARGEST = 1e100  # of what stands on an axis; the smallest, on one of powers of ten, is its inverse
+
+
 @dataclass(frozen=True, slots=True)
 class Scale:
     """From values to places between ``begin`` and ``end`` (which may run downwards)."""
@@ -41,8 +44,8 @@ class Scale:
 
 
 def scale(axis: Axis, values: Iterable[float], begin: float, end: float, *, head: float = 0.06) -> Scale:
-    """A scale for ``values`` (those that are finite) with some room beyond them."""
-    known = [value for value in values if math.isfinite(value) and (value > 0 or not axis.log)]
+    """A scale for ``values`` with some room beyond them; those that no axis can show (inf, 1e300) are left out."""
+    known = [value for value in values if (1 / _LARGEST < value < _LARGEST if axis.log else abs(value) < _LARGEST)]
     if axis.limits is not None:
         low, high = axis.limits
     elif axis.log:
@@ -56,7 +59,7 @@ def scale(axis: Axis, values: Iterable[float], begin: float, end: float, *, head
         low, high = (min(known), max(known)) if known else (0.0, 1.0)
         if axis.base is not None:
             low = min(axis.base, low)
-        span = high - low or abs(high) or 1.0
+        span = next((size for size in (high - low, abs(high)) if size > 1 / _LARGEST), 1.0)
         high += span * head
         if axis.base is None:
             low -= span * head
