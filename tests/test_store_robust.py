@@ -146,19 +146,31 @@ def test_a_damaged_file_is_one_line(tmp_path, damage):
     assert servecast(tmp_path, "run", "tiny.yaml", "--out", ".", "--fresh").returncode == 0
 
 
-def test_somebody_elses_database_is_one_line_and_stays(tmp_path):
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize(
+    "made",
+    [
+        ["CREATE TABLE diary (text TEXT)"],
+        ["CREATE TABLE diary (text TEXT)", "PRAGMA user_version = 1"],
+        ["CREATE TABLE runs (id INTEGER)", "PRAGMA user_version = 7"],
+        ["CREATE TABLE runs (id INTEGER)", "PRAGMA application_id = 42", "PRAGMA user_version = 1"],
+    ],
+)
+def test_a_database_of_another_program_is_one_line_and_stays(tmp_path, made, fresh):
     file = tmp_path / ".tiny.sqlite"
-    edited(file, "CREATE TABLE diary (text TEXT)")
+    for statement in made:
+        edited(file, statement)
     before = file.read_bytes()
-    with pytest.raises(InputError, match="somebody else's database"), opened(tmp_path / "tiny"):
+    with pytest.raises(InputError, match="a database of another program: move"), opened(tmp_path / "tiny", fresh=fresh):
         pass
-    assert file.read_bytes() == before
+    assert file.read_bytes() == before and left(tmp_path) == [".tiny.sqlite"]
 
 
-def test_a_store_of_another_version_holds_nothing_to_take(tmp_path):
+@pytest.mark.parametrize("unmarked", [False, True])
+def test_a_store_of_another_version_holds_nothing_to_take(tmp_path, unmarked):
     with opened(tmp_path / "tiny") as store:
         simulate(scenario(), store=store)
-    edited(tmp_path / ".tiny.sqlite", "PRAGMA user_version = 99")
+    edited(tmp_path / ".tiny.sqlite", f"PRAGMA {'application_id = 0' if unmarked else 'user_version = 99'}")
     for resumed in (0, 2):
         with opened(tmp_path / "tiny") as store:
             assert simulate(scenario(), store=store).resumed == resumed

@@ -24,7 +24,7 @@ import io
 import json
 import os
 import sqlite3
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,12 @@ if TYPE_CHECKING:
 
 #: Goes up when rows mean something else. The program is part of every digest: an older file holds nothing to take.
 _VERSION = 1
+#: What SQLite files of ours have in their header ("svca"), as file(1) and others may see.
+_APPLICATION = 0x73766361
+_TABLE = (
+    "CREATE TABLE runs (digest TEXT, load TEXT, value TEXT, tables BLOB, checksum BLOB, PRIMARY KEY (digest, load))"
+)
+_HEAD = 100  # bytes of an SQLite file that say what it is
 #: How long a worker waits for another that writes a row [s].
 _BUSY_S = 60.0
 _CODE = Path(__file__).resolve().parents[1]
@@ -130,22 +136,45 @@ def _connected(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
     try:
         connection.execute("PRAGMA synchronous = OFF")
-        [(version,)] = connection.execute("PRAGMA user_version").fetchall()
-        if version != _VERSION:
-            tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-            if version == 0 and tables:
-                raise StoreError(str(path), "is somebody else's database: move it away, or begin anew with --fresh")
+        marks = [connection.execute(f"PRAGMA {mark}").fetchone()[0] for mark in ("application_id", "user_version")]
+        if marks != [_APPLICATION, _VERSION]:
             connection.execute("PRAGMA auto_vacuum = FULL")
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("DROP TABLE IF EXISTS runs")
-            columns = "digest TEXT, load TEXT, value TEXT, tables BLOB, checksum BLOB, PRIMARY KEY (digest, load)"
-            connection.execute(f"CREATE TABLE runs ({columns})")
+            connection.execute(_TABLE)
+            connection.execute(f"PRAGMA application_id = {_APPLICATION}")
             connection.execute(f"PRAGMA user_version = {_VERSION}")
             connection.execute("COMMIT")
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _refuse_strangers(path: Path) -> None:
+    """Raises StoreError where a database of another program stands in the store's place; reads it, and changes nothing.
+
+    Stores of earlier versions have no application id, and this one table.
+    """
+    head = b""
+    if path.exists():
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+    if len(head) < _HEAD or not head.startswith(b"SQLite format 3\0"):
+        return  # new, or damaged, which is told when it is opened
+    application = int.from_bytes(head[68:72], "big")
+    if application == _APPLICATION or (application == 0 and _tables(path) in ([], [_TABLE])):
+        return
+    raise StoreError(str(path), "is a database of another program: move it away, or choose another folder with --out")
+
+
+def _tables(path: Path) -> list[str]:
+    """The statements that made the tables of a database, which stays as it is; ours where it is damaged."""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)) as connection:
+            return [made for (made,) in connection.execute("SELECT sql FROM sqlite_master WHERE type = 'table'")]
+    except sqlite3.DatabaseError:
+        return [_TABLE]  # it is told when it is opened
 
 
 def _damaged(path: Path) -> StoreError:
@@ -176,14 +205,11 @@ def opened(
     made = [path for path in lock.parents if not path.exists()]
     try:
         held = _locked(lock, results)
-        if fresh:
-            store.path.unlink(missing_ok=True)
-            store.path.with_name(f"{store.path.name}-journal").unlink(missing_ok=True)
     except OSError as error:
         raise _unwritable(store.path, error.strerror or str(error)) from error
     with held:
         try:
-            len(store)  # a damaged one is told now
+            _prepare(store, fresh)
             yield store
         finally:
             store.close()
@@ -191,6 +217,18 @@ def opened(
             for path in () if store.path.exists() else made:
                 if path.is_dir() and not any(path.iterdir()):
                     path.rmdir()
+
+
+def _prepare(store: Store, fresh: bool) -> None:
+    """Make sure that the store's file is ours and whole, or not there; ``fresh``: not there."""
+    try:
+        _refuse_strangers(store.path)
+        if fresh:
+            store.path.unlink(missing_ok=True)
+            store.path.with_name(f"{store.path.name}-journal").unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritable(store.path, error.strerror or str(error)) from error
+    len(store)  # a damaged one is told now
 
 
 def _locked(path: Path, results: Path) -> Any:
