@@ -148,6 +148,12 @@ def test_lists_are_rows(what, capsys):
     told = strict(capsys.readouterr().out)
     assert (told["schema_version"], told["list"]) == (1, what)
     assert told["rows"] and len({tuple(row) for row in told["rows"]}) == 1
+    for row in told["rows"]:  # what is counted or measured is a number
+        assert all(
+            isinstance(row[key], int | float | None)
+            for key in row
+            if "[" in key or key in ("GPUs", "KV bytes per token")
+        )
 
 
 def test_help_shows_how_to_pick_from_it(capsys):

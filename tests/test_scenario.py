@@ -15,6 +15,7 @@ from servecast import load
 from servecast.errors import InputError, PointError, SlipError
 from servecast.policies import POLICIES, Continuous, Padded, Static
 from servecast.run.sweep import tasks_of
+from servecast.run.system import System
 from servecast.scenario import Scenario, document, find, loading, names, points, resolved, seen_from, serving
 from servecast.scenario.keypath import assign, parse, written
 from servecast.scenario.serving import activation_blocks, memory_budget
@@ -789,3 +790,19 @@ def test_hostile_yaml_is_one_line(tmp_path, text):
     with pytest.raises(InputError) as refused:
         load(file)
     assert len(str(refused.value)) < 400
+
+
+def test_a_step_that_is_too_large_is_blamed_on_its_own_limit():
+    """Not on the memory share: with one row fewer than what is said it fits, with that many and one more it does not."""
+    refusals = []
+    for batch_size in (100_000, 10**6):
+        scenario = load("quickstart", {"policies[0].batch_size": batch_size})
+        with pytest.raises(InputError) as refused:
+            System.of(points(scenario)[0].scenario, 0)
+        assert refused.value.place == "scenario.policies[0].batch_size"
+        refusals.append(int(refused.value.problem.rsplit(" ", 1)[1]))
+    [most] = set(refusals)
+    at = {size: points(load("quickstart", {"policies[0].batch_size": size}))[0].scenario for size in (most, most + 1)}
+    assert System.of(at[most], 0).memory.kv_blocks >= 1
+    with pytest.raises(InputError, match=f"give at most {most}$"):
+        System.of(at[most + 1], 0)

@@ -32,16 +32,14 @@ def list_(what: Annotated[_Shipped, typer.Argument(help="What to list.")], as_js
         servecast list models --json | jq -r '.rows[].name'
     """
     from servecast.cli import terminal
-    from servecast.report.listing import listing
+    from servecast.report import listing
 
-    listed = listing(what.value)
     if as_json:
         from servecast.files import dumps
 
-        rows = [dict(zip(listed.columns, row, strict=True)) for row in listed.rows]
-        print(dumps({"schema_version": 1, "list": what.value, "rows": rows}))
+        print(dumps({"schema_version": 1, "list": what.value, "rows": listing.rows(what.value)}))
         return
-    terminal.print_tables([listed])
+    terminal.print_tables([listing.listing(what.value)])
 
 
 def schema() -> None:

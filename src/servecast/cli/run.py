@@ -170,6 +170,7 @@ def _run_all(scenarios: list[Scenario], command: _Command) -> None:
 def _run_one(scenario: Scenario, command: _Command) -> bool:
     """Simulate or execute, write, print; whether every run could be made."""
     from servecast.report import run_page
+    from servecast.run.results import reasons
     from servecast.run.store import opened
     from servecast.scenario import seen_from
 
@@ -189,8 +190,8 @@ def _run_one(scenario: Scenario, command: _Command) -> bool:
             _print(scenario, results, command, page, exports)
         else:
             command.documents.append(run_page.plain_results(results, page.parent, exports))
-    for failure in results.failures:
-        print(f"{scenario.name} ({failure.which}): {failure.place}: {failure.problem}", file=sys.stderr)
+    for said in reasons(results.failures):
+        print(f"{scenario.name} {said}", file=sys.stderr)
     if results.missing:
         print(f"{scenario.name}: interrupted, {results.missing} runs were not made", file=sys.stderr)
         raise typer.Exit(options.EXIT_INTERRUPTED)

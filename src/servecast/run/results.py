@@ -10,7 +10,7 @@ from servecast.metrics import Hardware, decisions_frame, oom_frame, requests_fra
 from servecast.run.extrapolation import Extrapolation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import pandas as pd
 
@@ -119,6 +119,16 @@ class Failure(NamedTuple):
     def which(self) -> str:
         """``static, rate_rps=8, seed 1``."""
         return ", ".join(part for part in (self.policy, self.point, f"seed {self.seed}") if part)
+
+
+def reasons(failures: Iterable[Failure]) -> Iterator[str]:
+    """A line for each reason: ``(static, rate_rps=8, seed 1; and 4 more): place: problem``."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for failure in failures:
+        alike.setdefault((failure.place, failure.problem), []).append(failure.which)
+    for (place, problem), which in alike.items():
+        more = f"; and {len(which) - 1} more" if len(which) > 1 else ""
+        yield f"({which[0]}{more}): {place}: {problem}"
 
 
 @dataclass(frozen=True)

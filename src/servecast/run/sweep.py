@@ -18,7 +18,7 @@ from servecast.metrics import Window, by_tenant
 from servecast.requests import Status
 from servecast.run.extrapolation import farthest, sentences
 from servecast.run.judged import view
-from servecast.run.results import Failure, Made, Outcome, Results, Roof
+from servecast.run.results import Failure, Made, Outcome, Results, Roof, reasons
 from servecast.run.store import digest_of
 from servecast.run.system import System
 from servecast.scenario import keypath, points, resolved
@@ -266,8 +266,7 @@ def _has(scenario: Scenario, at: int, key: str) -> bool:
 def _notes(outcomes: list[Outcome], failures: list[Failure], missing: int) -> Iterator[str]:
     if missing:
         yield f"Interrupted: {missing} of {missing + len(outcomes) + len(failures)} runs were not made."
-    for failure in failures:
-        yield f"Not run ({failure.which}): {failure.place}: {failure.problem}"
+    yield from (f"Not run {said}" for said in reasons(failures))
     yield from sentences(outcomes)
     # Why memory can run out with the KV cache next to empty: the step that failed held nothing yet.
     found: dict[str, dict[str, None]] = {}

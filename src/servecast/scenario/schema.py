@@ -328,13 +328,13 @@ else:
     Policies = listed(one_of(*_POLICY_SECTIONS))
 
 
-def policy_keys(kind: str) -> list[tuple[str, str, str]]:
-    """Key, default and meaning of each parameter of a policy."""
+def policy_keys(kind: str) -> list[tuple[str, Any, str]]:
+    """Key, default (None for none) and meaning of each parameter of a policy."""
     from pydantic_core import PydanticUndefined
 
     section = next(s for s in _POLICY_SECTIONS if s.described_by is POLICIES[kind])
     return [
-        (key, "" if field.default is PydanticUndefined else str(field.default), field.description or "")
+        (key, None if field.default is PydanticUndefined else field.default, field.description or "")
         for key, field in section.model_fields.items()
         if key not in {"kind", "name", "like"}
     ]

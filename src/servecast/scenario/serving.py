@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from bisect import bisect_left
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from servecast.cost import profile as profiles
 from servecast.cost.roofline import Roofline
 from servecast.errors import InputError
 from servecast.specs import catalogue
+from servecast.text import gibibytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -129,18 +131,53 @@ def memory_budget(scenario: Scenario, served: Serving, step: tuple[int, int]) ->
 
     Raises InputError, with vLLM's own start-up errors among others.
     """
-    tokens, rows = step
-    with _placed("scenario.engine"):
-        return memory.budget(
-            served.model,
-            served.device,
-            gpu_memory_utilization=served.memory_share,
-            max_num_batched_tokens=tokens,
-            max_num_seqs=rows,
-            kv_dtype=served.kv_dtype,
-            tensor_parallel=served.tensor_parallel,
-            **scenario.engine.model_dump(include={"block_size", "kv_blocks", "max_model_len", "enforce_eager"}),
-        )
+    try:
+        with _placed("scenario.engine"):
+            return _budget(scenario, served, step)
+    except memory.NotEnoughMemoryError as error:
+        # A max_model_len that does not fit has vLLM's own remedies.
+        asked = error.place.endswith("max_model_len")
+        raise (None if asked else _too_large_a_step(scenario, served, step)) or error from None
+
+
+def _budget(scenario: Scenario, served: Serving, step: tuple[int, int]) -> MemoryBudget:
+    return memory.budget(
+        served.model,
+        served.device,
+        gpu_memory_utilization=served.memory_share,
+        max_num_batched_tokens=step[0],
+        max_num_seqs=step[1],
+        kv_dtype=served.kv_dtype,
+        tensor_parallel=served.tensor_parallel,
+        **scenario.engine.model_dump(include={"block_size", "kv_blocks", "max_model_len", "enforce_eager"}),
+    )
+
+
+def _too_large_a_step(scenario: Scenario, served: Serving, step: tuple[int, int]) -> InputError | None:
+    """Where it is the step's activations that do not fit: the policy's limit that is too large, and the largest one."""
+
+    def fits(limit: int) -> bool:
+        try:
+            _budget(scenario, served, (min(step[0], limit), min(step[1], limit)))
+        except memory.NotEnoughMemoryError:
+            return False
+        return True
+
+    most = bisect_left(range(1, max(step)), True, key=lambda limit: not fits(limit))
+    if not most:
+        return None
+    at, policy = next(
+        (at, policy)
+        for at, policy in enumerate(entry.build() for entry in scenario.policies)
+        if policy.set_aside == step
+    )
+    key = max(policy.limits, key=lambda name: int(getattr(policy, name)))
+    peak = served.model.activation_bytes_peak(*step, served.tensor_parallel)
+    problem = (
+        f"{getattr(policy, key)} wants {gibibytes(peak)} for the activations of a step, for which there is no room "
+        f"beside the weights and one sequence's KV cache: give at most {most}"
+    )
+    return memory.NotEnoughMemoryError(f"scenario.policies[{at}].{key}", problem)
 
 
 def activation_blocks(scenario: Scenario, served: Serving, budget: MemoryBudget) -> Callable[[int], int]:
