@@ -55,10 +55,19 @@ def columns(requests) -> RequestColumns:
 
 
 def replayed(
-    client, policy, executor, pool, *, max_model_len, activation_blocks=lambda tokens: 0, restart_s=0.0, **options
+    client,
+    policy,
+    executor,
+    pool,
+    *,
+    max_model_len,
+    activation_blocks=lambda tokens: 0,
+    restart_s=0.0,
+    on_too_long="reject",
+    **options,
 ) -> Run:
     """The run of one replica."""
-    server = Server(policy, executor, pool, max_model_len, activation_blocks, restart_s)
+    server = Server(policy, executor, pool, max_model_len, activation_blocks, restart_s, on_too_long)
     return replay(client, [server], **options).run
 
 

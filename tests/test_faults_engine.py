@@ -87,8 +87,9 @@ def test_sequences_that_preempt_each_other_for_ever_end_in_an_error():
         8, 64, long_prefill_token_threshold=10, scheduling_policy="priority", scheduler_reserve_full_isl=False
     )
     with pytest.raises(InputError, match="take each other's KV blocks for ever"):
-        serve([], policy, cap=12, client=OpenLoop(load), max_model_len=192)
-    served = serve([], replace(policy, scheduler_reserve_full_isl=True), cap=12, client=OpenLoop(load))
+        serve([], policy, cap=12, client=OpenLoop(load), max_model_len=192, on_too_long="cut")
+    kept = replace(policy, scheduler_reserve_full_isl=True)
+    served = serve([], kept, cap=12, client=OpenLoop(load), on_too_long="cut")
     assert (served.requests["status"] == Status.COMPLETED).all()
 
 
@@ -203,7 +204,7 @@ def test_growth_takes_only_the_missing_blocks(before, after, held):
 
 
 def test_BLK_09_outputs_are_clamped_to_max_model_len():
-    run = serve([(0, 15, 5)], Continuous(), max_model_len=16)
+    run = serve([(0, 15, 5)], Continuous(), max_model_len=16, on_too_long="cut")
     assert run.requests["generated_tokens"].tolist() == [1]
     assert run.requests["output_limit"].tolist() == [1]
 

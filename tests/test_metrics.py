@@ -474,7 +474,7 @@ def test_frames_have_stable_columns() -> None:
     frame = metrics.requests_frame(run)
     assert list(frame) == [
         "id", "arrival_s", "sent_s", "client_queue_s", "prompt_tokens", "output_tokens", "generated_tokens", "status",
-        "scheduled_s", "first_token_s", "finish_s", "queue_s", "ttft_s", "tpot_s", "e2e_s", "normalized_latency_s",
+        "finish_reason", "reject_reason", "scheduled_s", "first_token_s", "finish_s", "queue_s", "ttft_s", "tpot_s", "e2e_s", "normalized_latency_s",
         "preemptions", "recomputed_tokens", "slot",
     ]  # fmt: skip
     known = frame[["queue_s", "ttft_s", "e2e_s"]]

@@ -48,7 +48,7 @@ class TestClosedBatches:
         close(run.requests["first_token_s"], 0.5)
 
     def test_memory_that_runs_out_fails_the_members_and_restarts(self, kind):
-        run = serve([(0, 10, 5), (0, 10, 200), (0.3, 10, 1)], kind(2, 0.0), cap=5, restart_s=2.0)
+        run = serve([(0, 10, 5), (0, 10, 200), (0.3, 10, 1)], kind(2, 0.0), cap=5, restart_s=2.0, on_too_long="cut")
         [event] = run.oom
         assert run.requests["status"].tolist() == [Status.COMPLETED, Status.OOM, Status.COMPLETED]
         assert (event.requests, event.available_bytes) == (1, 5.0)
@@ -57,7 +57,7 @@ class TestClosedBatches:
         assert np.isnan(run.requests["finish_s"][1])
 
     def test_at_a_batch_end_all_members_are_lost(self, kind):
-        run = serve([(0, 10, 5), (0, 10, 200)], kind(2, 0.0, "batch_end"), cap=5)
+        run = serve([(0, 10, 5), (0, 10, 200)], kind(2, 0.0, "batch_end"), cap=5, on_too_long="cut")
         assert run.requests["status"].tolist() == [Status.OOM, Status.OOM]
         assert run.oom[0].requests == 2
 

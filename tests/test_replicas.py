@@ -239,10 +239,11 @@ def test_a_replica_that_restarts_is_passed_over():
 
     table = [(0.0, 30, 40), (0.0, 1, 40), (0.3, 1, 1), (0.31, 1, 1)]
     server = [
-        Server(Static(1, 0.0), ModelExecutor(StepTime()), BlockPool(cap, 4), 4 * cap, restart_s=9.0) for cap in (9, 90)
+        Server(Static(1, 0.0), ModelExecutor(StepTime()), BlockPool(cap, 4), 4 * cap, restart_s=9.0, on_too_long="cut")
+        for cap in (9, 90)
     ]
     made = replay(OpenLoop(columns(table)), server, Up())
-    assert made.run.requests["status"].tolist() == [Status.COMPLETED] * 4  # clamped to what fits: no crash
+    assert made.run.requests["status"].tolist() == [Status.COMPLETED] * 4  # cut to what fits: no crash
     tight = [Server(Static(2, 0.0), ModelExecutor(StepTime()), BlockPool(cap, 4), 36, restart_s=9.0) for cap in (9, 90)]
     table = [(0.0, 15, 18), (0.0, 1, 1), (0.0, 15, 18), (0.0, 1, 1), (0.3, 1, 1), (0.31, 1, 1)]
     asked.clear()

@@ -276,12 +276,13 @@ def test_the_window_is_named(burst: toy.ToyResults) -> None:
 
 def test_met_03_a_run_in_which_nothing_completes_has_a_report(tmp_path: Path) -> None:
     rejected = toy.ToyRun(
-        toy.request_columns([{"status": toy.REJECTED, "prompt_tokens": 10**6}] * 3), toy.decision_columns([])
+        toy.request_columns([{"status": toy.REJECTED, "reject_reason": 1, "prompt_tokens": 10**6}] * 3),
+        toy.decision_columns([]),
     )
     results = toy.toy_results([({"seed": 1}, {"continuous": rejected})])
-    assert str(report.verdict(results.summary)) == "No request completed: 3 rejected."
+    assert str(report.verdict(results.summary)) == "No request completed: 3 rejected (prompt too long)."
     html = report.write_run(results, tmp_path).read_text(encoding="utf-8")
-    assert "No request completed: 3 rejected." in html
+    assert "No request completed: 3 rejected (prompt too long)." in html
     assert not re.search(r"\bnan\b", html, re.IGNORECASE)
     row = report.comparison_rows(results.summary)[0]
     assert row["TTFT p99 [s]"] == words.BLANK
@@ -317,6 +318,7 @@ def summary_of(**columns: list[Any]) -> pd.DataFrame:
         "policy": None, "seed": [1] * count, "offered_rps": [8.0] * count, "completed": [100] * count,
         "arrived": [100] * count, "goodput_rps": [None] * count, "ttft_p99_s": [0.4] * count,
         "tpot_p50_s": [0.020] * count, "oom_failed": [0] * count, "oom_events": [0] * count, "rejected": [0] * count,
+        "cut": [0] * count, **{name: [0] * count for name in metrics.REJECTIONS},
         "unfinished": [0] * count, "usd_per_mtok_output": [None] * count, "regime": ["stable"] * count,
         "slo_attainment": [None] * count, "itl_p99_s": [None] * count,
     }  # fmt: skip

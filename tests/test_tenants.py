@@ -187,8 +187,9 @@ def test_the_command_shows_tenants_and_writes_their_table(tmp_path, monkeypatch,
     with Path("results/shared/tenants.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["tenant"], row["slo_attainment"]) for row in rows] == [("chat", "1"), ("batch", "0")]
-    assert list(rows[0])[:12] == [
-        "policy", "seed", "tenant", "arrived", "completed", "rejected", "oom_failed", "unfinished",
+    assert list(rows[0])[:17] == [
+        "policy", "seed", "tenant", "arrived", "completed", "rejected", *metrics.REJECTIONS, "cut", "cut_tokens",
+        "oom_failed", "unfinished",
         "request_throughput_rps", "goodput_rps", "slo_attainment", "slo_ttft_s",
     ]  # fmt: skip
 

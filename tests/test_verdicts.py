@@ -78,6 +78,7 @@ def test_random_results(seed, targets):
         regime=rng.choice(["stable", "backlogged", "overloaded"], count).tolist(),
         oom_failed=rng.choice([0, 0, 3], count).tolist(),
         usd_per_mtok_output=rng.lognormal(0, 1, count).tolist(),
+        **{name: rng.choice([0, 0, 40, 1], count).tolist() for name in ("rejected", "cut") if seed % 3 == 0},
     )
     if seed % 5 == 0:
         summary = pd.concat([summary, summary.assign(seed=2, regime="stable")], ignore_index=True)
@@ -106,12 +107,12 @@ def test_plans(split, holds, low):
 
 def test_requests_that_nobody_completes_are_counted_by_run():
     none = {"completed": 0, "oom_failed": 0, "unfinished": 0, "arrived": 200}
-    three = summary_of(policy=["a", "b", "c"], rejected=[200, 200, 200], **none)
-    assert report.verdict(three).headline == "No request completed: 200 rejected in each run."
-    assert report.verdict(three[:1]).headline == "No request completed: 200 rejected."
-    mixed = three.assign(rejected=[200, 150, 0], oom_failed=[0, 50, 200])
+    three = summary_of(policy=["a", "b", "c"], rejected_answer_too_long=[200, 200, 200], **none)
+    assert report.verdict(three).headline == "No request completed: 200 rejected (answer too long) in each run."
+    assert report.verdict(three[:1]).headline == "No request completed: 200 rejected (answer too long)."
+    mixed = three.assign(rejected_answer_too_long=[200, 150, 0], oom_failed=[0, 50, 200])
     told = report.verdict(mixed, calibrated=True)
-    assert "0 to 200 rejected and 0 to 200 lost to memory running out in each run" in told.headline
+    assert "0 to 200 rejected (answer too long) and 0 to 200 lost to memory running out in each run" in told.headline
     check(told)
 
 

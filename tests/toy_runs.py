@@ -39,7 +39,7 @@ def request_columns(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     nan = float("nan")
     defaults: dict[str, Any] = {
         "scheduled_s": nan, "first_token_s": nan, "finish_s": nan, "prompt_tokens": 10, "output_tokens": 1,
-        "generated_tokens": 0, "status": COMPLETED, "preemptions": 0, "recomputed_tokens": 0, "slot": 0,
+        "generated_tokens": 0, "status": COMPLETED, "reject_reason": 0, "preemptions": 0, "recomputed_tokens": 0, "slot": 0,
         "arrival_s": 0.0,
     }  # fmt: skip
     full = [defaults | {"id": number} | row for number, row in enumerate(rows)]
@@ -294,6 +294,7 @@ class ToyResults:
     notes: list[str]
     profile: dict[str, Any] | None
     roof: Roof | None
+    warnings: tuple[str, ...] = ()
     tenants: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @property

@@ -34,7 +34,7 @@ from servecast.batch import DECISION_COLUMNS, Batch, OutOfMemory, Wait
 from servecast.errors import InputError
 from servecast.executor import SAME_INSTANT_S, Affine, RanOutError, cut, first_to_end_at
 from servecast.log import Log
-from servecast.requests import Request, Sequence, Status
+from servecast.requests import OnTooLong, RejectReason, Request, Sequence, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -62,6 +62,7 @@ REQUEST_COLUMNS = (
     "first_token_s",
     "finish_s",
     "status",
+    "reject_reason",
     "preemptions",
     "recomputed_tokens",
     "slot",
@@ -82,7 +83,9 @@ _COMPLETED = int(Status.COMPLETED)  # converts faster than the enumeration
 class Server:
     """What one replica is made of. The pool is its own.
 
-    max_model_len : a prompt of so many tokens or more is rejected, outputs are clamped to it; it must fit the pool
+    max_model_len : the most tokens of a prompt and its answer; it must fit the pool
+    on_too_long : a request whose prompt and answer exceed it is rejected whole, or its answer is cut there. A prompt
+        that leaves no room for a token is rejected in any case
     activation_blocks : see `Policy.start`
     restart_s : time [s] that passes after running out of memory
     """
@@ -93,6 +96,7 @@ class Server:
     max_model_len: int
     activation_blocks: Callable[[int], int] = lambda tokens: 0
     restart_s: float = 0.0
+    on_too_long: OnTooLong = "reject"
 
 
 @dataclass(frozen=True)
@@ -286,6 +290,8 @@ class _Replica:
         self.schedule = server.policy.schedule
         self.execute = server.executor.run
         self.max_model_len = server.max_model_len
+        self._cuts = server.on_too_long == "cut"
+        self._cache_limits = server.max_model_len == pool.total * pool.block_size
         self.restart_s = server.restart_s
         self.horizon_s = horizon_s
         self.state = self.policy.start(pool, server.activation_blocks)
@@ -318,12 +324,16 @@ class _Replica:
 
     def take(self, request: Request, sent_s: float) -> None:
         """Queue a request that reaches the server at ``sent_s``; one that can never be served is rejected."""
-        room = self.max_model_len - request.prompt_tokens
-        if room > 0:
-            output = request.output_tokens
-            self.inbox.append(Sequence(request, sent_s, output if output < room else room))
+        room, output = self.max_model_len - request.prompt_tokens, request.output_tokens
+        if output <= room:
+            self.inbox.append(Sequence(request, sent_s, output))
+        elif self._cuts and room > 0:
+            self.inbox.append(Sequence(request, sent_s, room))
         else:
-            self._record([Sequence(request, sent_s, 0)], Status.REJECTED, _nan)
+            reason = RejectReason.ANSWER_TOO_LONG if room > 0 else RejectReason.PROMPT_TOO_LONG
+            if self._cache_limits:
+                reason = RejectReason.EXCEEDS_KV_CACHE
+            self._record([Sequence(request, sent_s, output)], Status.REJECTED, _nan, reason)
             self.client.failed(request, sent_s)
 
     def disturb(self, now: float) -> None:
@@ -483,7 +493,7 @@ class _Replica:
             self._show(now)
         self._record(self.state.settle(), Status.UNFINISHED, _nan)
 
-    def _record(self, ended: list[Sequence], status: int, finish_s: float) -> None:
+    def _record(self, ended: list[Sequence], status: int, finish_s: float, reason: int = 0) -> None:
         """Log requests that have ended, at ``finish_s`` [s] if they were served."""
         self.ended += len(ended)
         log = self.requests.rows.append
@@ -494,8 +504,8 @@ class _Replica:
                 (
                     request.id, request.arrival_s, sequence.sent_s, request.prompt_tokens, request.output_tokens,
                     sequence.output_limit, sequence.generated, _nan if scheduled is None else scheduled,
-                    _nan if first is None else first, finish_s, status, sequence.preemptions, sequence.recomputed,
-                    _nan if slot is None else slot,
+                    _nan if first is None else first, finish_s, status, reason, sequence.preemptions,
+                    sequence.recomputed, _nan if slot is None else slot,
                 )
             )  # fmt: skip
 

@@ -8,7 +8,10 @@ is not among them until the next step reads it.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+#: What becomes of a request whose prompt and longest answer exceed max_model_len: vLLM refuses it whole (status 400).
+OnTooLong = Literal["reject", "cut"]
 
 
 class Request(NamedTuple):
@@ -31,6 +34,20 @@ class Status(IntEnum):
     REJECTED = 1
     OOM = 2
     UNFINISHED = 3
+
+
+class RejectReason(IntEnum):
+    """Why a request was refused, whole, when it reached the server.
+
+    PROMPT_TOO_LONG : the prompt alone leaves no room for a token within max_model_len
+    ANSWER_TOO_LONG : the prompt leaves room, but not for the longest answer that was asked for
+    EXCEEDS_KV_CACHE : either of them, where max_model_len is all that the KV cache holds: raising it would not help
+    """
+
+    NONE = 0
+    PROMPT_TOO_LONG = 1
+    ANSWER_TOO_LONG = 2
+    EXCEEDS_KV_CACHE = 3
 
 
 class Sequence:

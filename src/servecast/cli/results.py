@@ -37,6 +37,8 @@ def print_results(scenario: Scenario, results: Results, *, wide: bool = False, a
     print(textwrap.fill(headline, terminal.width(), subsequent_indent="  ", break_on_hyphens=False))
     for at, label in enumerate(scenario.labels()):
         _say(f"{label}: {_policy(scenario, results, at, label, all_notes)}", all_notes)
+    for warning in results.warnings:
+        _say(warning, True)
     executed = bool(results.scenario["derived"].get("executed_on"))
     notes = [trust.step_error(results.profile, calibrated=calibrated, executed=executed), *results.notes]
     few = sum(len(textwrap.wrap(note, terminal.width() - 4)) for note in notes) <= _MOST_NOTES

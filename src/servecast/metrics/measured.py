@@ -120,6 +120,12 @@ class Measured:
         return {name: column[done] for name, column in self.requests.items()}
 
     @cached_property
+    def cut(self) -> Columns:
+        """The completed requests whose answers are shorter than they would have been."""
+        short = self.completed["generated_tokens"] < self.completed["output_tokens"]
+        return {name: column[short] for name, column in self.completed.items()}
+
+    @cached_property
     def good(self) -> tuple[int | None, int]:
         """Requests that met their targets (None where nobody has one), and the number they are a share of.
 

@@ -12,7 +12,7 @@ from servecast.metrics.latencies import latencies
 from servecast.metrics.log import mean_shapes
 from servecast.metrics.measured import Measured, Window, within
 from servecast.metrics.table import METRICS, Value
-from servecast.requests import Status
+from servecast.requests import RejectReason, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,18 +72,39 @@ def by_tenant(
 
 
 def requests_frame(run: Run) -> pd.DataFrame:
-    """One row a request, in order of id; what is not known is missing."""
+    """One row a request, in order of id; what is not known is missing.
+
+    finish_reason : in vLLM's words: ``stop`` for an answer in full, ``length`` for one that was cut at max_model_len,
+        ``abort`` for one that was lost as memory ran out
+    reject_reason : a `RejectReason`, in lower case
+    """
     import pandas as pd
 
     times = {f"{name}_s": values for name, values in latencies(run.requests, run.respond).items()}
     names = pd.Index([status.name.lower() for status in Status])
     columns: dict[str, Any] = run.requests | times
     columns["status"] = pd.Categorical.from_codes(run.requests["status"].astype(np.int8), categories=names)
+    columns["finish_reason"] = _finish_reasons(run)
+    refused = [reason.name.lower() for reason in RejectReason if reason]
+    reasons = run.requests["reject_reason"] - 1  # -1 is what is missing, as pandas has it
+    columns["reject_reason"] = pd.Categorical.from_codes(reasons, categories=pd.Index(refused))
     columns["slot"] = pd.array(run.requests["slot"], dtype="Int32")
     sizes = ("prompt_tokens", "output_tokens", "generated_tokens")
+    ends = ("status", "finish_reason", "reject_reason")
     moments = ("scheduled_s", "first_token_s", "finish_s", "queue_s")
-    order = ("id", "arrival_s", "sent_s", "client_queue_s", *sizes, "status", *moments, *times)
+    order = ("id", "arrival_s", "sent_s", "client_queue_s", *sizes, *ends, *moments, *times)
     return pd.DataFrame({name: columns[name] for name in (*order, "preemptions", "recomputed_tokens", "slot")})
+
+
+def _finish_reasons(run: Run) -> Any:
+    import pandas as pd
+
+    requests = run.requests
+    codes = np.full(len(requests["id"]), -1)  # as pandas has it, of what is missing
+    codes[requests["status"] == Status.COMPLETED] = 0
+    codes[(codes == 0) & (requests["generated_tokens"] < requests["output_tokens"])] = 1
+    codes[requests["status"] == Status.OOM] = 2
+    return pd.Categorical.from_codes(codes, categories=pd.Index(["stop", "length", "abort"]))
 
 
 def decisions_frame(run: Run, hardware: Hardware | None = None) -> pd.DataFrame:

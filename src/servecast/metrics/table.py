@@ -15,7 +15,7 @@ import numpy as np
 from servecast.metrics.latencies import LATENCIES
 from servecast.metrics.measured import PERCENTILES, Measured
 from servecast.metrics.waste import ratio
-from servecast.requests import Status
+from servecast.requests import RejectReason, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,6 +45,7 @@ class Metric:
     goal : whether a plan can be asked to reach a target for it
     per_tenant : whether it is told for each tenant too
     optional : whether tables leave it out where no row has a value
+    exceptional : whether they leave it out where it is 0 in every row
     """
 
     name: str
@@ -58,6 +59,7 @@ class Metric:
     goal: bool = False
     per_tenant: bool = False
     optional: bool = False
+    exceptional: bool = False
 
     def value(self, run: Measured) -> Value:
         """Of one run, or of one tenant's part of it."""
@@ -86,6 +88,37 @@ def _of_latency(name: str) -> Iterator[Metric]:
             f"{name}_{statistic}_s", f"{latency.label} {statistic} [{unit}]", "s", latency.form,
             f"{said} of the {latency.text}", of, -1, ranks.get(statistic), latency.goal, latency.of is not None,
         )  # fmt: skip
+
+
+#: Heading and definition of each reason for which a request is refused.
+_REFUSED: Final = {
+    RejectReason.PROMPT_TOO_LONG: (
+        "prompt too long", "requests refused because the prompt alone leaves no room for a token within max_model_len"
+    ),
+    RejectReason.ANSWER_TOO_LONG: (
+        "answer too long", "requests refused because the prompt and the longest answer exceed max_model_len",
+    ),
+    RejectReason.EXCEEDS_KV_CACHE: (
+        "over KV cache", "requests refused because they need more tokens than the whole KV cache holds",
+    ),
+}  # fmt: skip
+
+
+def _of_reason(reason: RejectReason) -> Metric:
+    """How many requests were refused for it."""
+    label, text = _REFUSED[reason]
+
+    def of(run: Measured) -> int:
+        return int((run.requests["reject_reason"] == reason).sum())
+
+    return Metric(f"rejected_{reason.name.lower()}", label, "requests", "count", text, of, -1, 1, per_tenant=True,
+                  exceptional=True)  # fmt: skip
+
+
+def _longest(run: Measured) -> int:
+    """What max_model_len would have to be."""
+    answers = np.maximum(run.requests["output_tokens"], run.requests["output_limit"])
+    return int((run.requests["prompt_tokens"] + answers).max(initial=0))
 
 
 def _offered(run: Measured) -> float | None:
@@ -150,6 +183,9 @@ def _waiting(arrivals: NDArray[np.float64], departures: NDArray[np.float64], at:
     return np.searchsorted(arrivals, at, side="right") - np.searchsorted(departures, at, side="right")
 
 
+#: The columns that count refused requests, one a reason.
+REJECTIONS: Final = tuple(f"rejected_{reason.name.lower()}" for reason in _REFUSED)
+
 #: Every metric by its column, in the order of ``summary.csv``.
 METRICS: Final[dict[str, Metric]] = {each.name: each for each in (
     Metric("requested_rps", "asked req/s", "requests/s", "number", "rate of arrivals that the scenario asks for"),
@@ -157,10 +193,19 @@ METRICS: Final[dict[str, Metric]] = {each.name: each for each in (
            "requests a second between the first and the last arrival; none where all arrive at one moment", _offered),
     Metric("arrived", "arrived", "requests", "count", "requests that arrived", lambda run: len(run.requests["id"]),
            per_tenant=True),
-    Metric("completed", "done", "requests", "part", "requests that were answered in full, of those that arrived",
+    Metric("completed", "done", "requests", "part",
+           "requests that were answered, of those that arrived; answers that were cut are among them",
            lambda run: run.count(Status.COMPLETED), 1, 1, per_tenant=True),
-    Metric("rejected", "rejected", "requests", "count", "requests refused because they are longer than max_model_len",
+    Metric("rejected", "rejected", "requests", "count", "requests refused whole when they reached the server",
            lambda run: run.count(Status.REJECTED), -1, WIDE, per_tenant=True),
+    *map(_of_reason, _REFUSED),
+    Metric("cut", "cut", "requests", "count",
+           "answers that ended at max_model_len and not by themselves (on_too_long: cut; finish_reason length)",
+           lambda run: len(run.cut["id"]), -1, 1, per_tenant=True, exceptional=True),
+    Metric("cut_tokens", "tokens cut", "tokens", "count", "tokens that those answers lack",
+           lambda run: int((run.cut["output_tokens"] - run.cut["generated_tokens"]).sum()), -1, per_tenant=True),
+    Metric("longest_request_tokens", "longest request", "tokens", "count",
+           "prompt and longest answer of the longest request: the max_model_len that takes all of them", _longest),
     Metric("oom_failed", "lost to memory", "requests", "count", "requests lost because memory ran out",
            lambda run: run.count(Status.OOM), -1, WIDE, per_tenant=True),
     Metric("unfinished", "unfinished", "requests", "count", "requests that the horizon cut off",

@@ -104,7 +104,7 @@ def run_page(results: Results, files: Sequence[str], points: Points | None = Non
         uncalibrated=not calibrated,
         best=best,
         tiles=tiles,
-        notes=[error, *results.notes],
+        notes=[*results.warnings, error, *results.notes],
         sections=[
             _compared(results, points),
             *_tenants(results),
@@ -234,6 +234,7 @@ def plain_results(results: Results, folder: Path, exports: Path | None = None) -
         "calibrated": calibrated,
         "verdict": str(verdict(results.summary, stated(results.scenario), calibrated=calibrated)),
         "step_error": step_error(results.profile, calibrated=calibrated, executed=executed),
+        "warnings": results.warnings,
         "notes": results.notes,
         "summary": [{**plain(outcome.keys, str), **outcome.row} for outcome in results.outcomes],
         "tenants": [

@@ -41,6 +41,7 @@ def comparison_rows(summary: pd.DataFrame, most: int = WIDE - 1) -> list[dict[st
     keys = swept(summary)
     shown = [each for each in ranked(most) if each.name in table]
     shown = [each for each in shown if not each.optional or table[each.name].notna().any()]
+    shown = [each for each in shown if not each.exceptional or table[each.name].any()]
     records = table.to_dict("records")
     values = {key: sorted(table[key].tolist(), key=missing) for key in keys}  # in the order they come, blank ones last
     places = {key: {text: at for at, text in enumerate(dict.fromkeys(map(str, values[key])))} for key in keys}

@@ -136,7 +136,8 @@ class Results:
     """Every run of a scenario, in the order point, seed, policy. Tables are made when they are asked for.
 
     scenario : resolved, with every default that took effect, as it is written beside the tables
-    notes : what a reader should be told, a sentence each
+    warnings : what decides what the numbers are of, a sentence each; said whole and before all else
+    notes : what else a reader should be told, a sentence each
     profile : errors and provenance of the cost model as plain values; None for a datasheet
     failures : runs that could not be; ``missing``: how many were not made because the user interrupted
     resumed : how many were made by an earlier run of this sweep
@@ -144,6 +145,7 @@ class Results:
 
     scenario: Mapping[str, Any]
     outcomes: tuple[Outcome, ...]
+    warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     profile: Mapping[str, Any] | None = None
     roof: Roof | None = None

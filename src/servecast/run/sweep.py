@@ -21,6 +21,7 @@ from servecast.run.judged import view
 from servecast.run.results import Failure, Made, Outcome, Results, Roof, reasons
 from servecast.run.store import digest_of
 from servecast.run.system import System
+from servecast.run.too_long import sentences as too_long
 from servecast.scenario import keypath, points, resolved
 from servecast.scenario.loading import label_of
 from servecast.scenario.serving import serving
@@ -130,6 +131,7 @@ def simulate(
     results = Results(
         scenario=resolved(scenario, sweep.point_of(outcomes[0])),
         outcomes=tuple(outcomes),
+        warnings=tuple(too_long(outcomes)),
         notes=tuple(_notes(outcomes, failures, missing)),
         failures=tuple(failures),
         missing=missing,

@@ -128,7 +128,9 @@ class System:
         scenario, servers = self.scenario, []
         for _ in range(replicas or self.replicas):
             executor, pool, beyond = (machines or modelled)(self)
-            servers.append(Server(self.policy, executor, pool, self.longest, beyond, scenario.engine.restart_s))
+            engine = scenario.engine
+            limits = self.longest, beyond, engine.restart_s, engine.on_too_long
+            servers.append(Server(self.policy, executor, pool, *limits))
         horizon_s = math.inf if scenario.horizon_s is None else scenario.horizon_s
         router = ROUTERS[scenario.router or "least_outstanding"]()
         run = replay(client, servers, router, horizon_s=horizon_s, progress=progress).run

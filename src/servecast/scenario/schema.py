@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from servecast.policies import POLICIES
+from servecast.requests import OnTooLong
 from servecast.scenario.bounds import (
     RATE,
     Blocks,
@@ -94,6 +95,11 @@ class Engine(Section):
     kv_blocks: Blocks | None = optional("usable KV blocks, instead of what the memory gives")
     max_model_len: Annotated[Tokens, Field(ge=2)] | None = optional(
         "longest prompt plus answer in tokens; null: the model's, or what the KV cache holds if less"
+    )
+    on_too_long: OnTooLong = Field(
+        "reject",
+        description="a request whose prompt and answer exceed max_model_len: reject refuses it whole, as vLLM does; "
+        "cut ends its answer there",
     )
     kv_cache_dtype: Literal["auto", "bf16", "fp16", "fp8", "fp32"] = Field("auto", description="auto: the model's own")
     quantization: Literal["fp8", "int8", "int4"] | None = optional(

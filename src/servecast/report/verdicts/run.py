@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from servecast.metrics import METRICS, REJECTIONS
 from servecast.report.tables import targets
 from servecast.report.verdicts import Verdict, as_sentence, first_concise
 from servecast.run.judged import SAME, SAME_LOAD, judged, most, per_policy, ranked
 from servecast.run.results import swept
-from servecast.text import listed, missing, number, plain_value, seconds, short_key
+from servecast.text import listed, missing, number, plain_value, seconds, share, short_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,7 +27,12 @@ _SOONER = 1.1  # times closer than this are called equal
 _MUCH_SOONER = 1.5
 _ALMOST_NONE = 0.01  # of the best rate: less is called that
 _MOST_POLICIES = 5  # that have a sentence in the details
-_LOST = (("rejected", "rejected"), ("oom_failed", "lost to memory running out"), ("unfinished", "unfinished"))
+_LOST = {
+    **{name: f"rejected ({METRICS[name].label})" for name in REJECTIONS},
+    "oom_failed": "lost to memory running out",
+    "unfinished": "unfinished",
+}
+_MANY = 0.01  # of the requests: so many that are too long are told first
 
 
 def verdict(summary: pd.DataFrame, slo: Mapping[str, Any] | None = None, *, calibrated: bool = True) -> Verdict:
@@ -36,19 +42,34 @@ def verdict(summary: pd.DataFrame, slo: Mapping[str, Any] | None = None, *, cali
     slo : the targets that hold for every request
     calibrated : if not, the headline begins with that
     """
-    mark = "" if calibrated else "Uncalibrated roofline: "
     table = per_policy(summary)
+    too_long, lost = _too_long(table)
+    marks = ["" if calibrated else "uncalibrated roofline", too_long if lost >= _MANY else ""]
+    mark = f"{text[:1].upper()}{text[1:]}: " if (text := ", ".join(filter(None, marks))) else ""
     if not table["completed"].sum():
+        mark = "" if calibrated else "Uncalibrated roofline: "
         return Verdict(first_concise([f"no request completed: {_lost(table) or 'none arrived'}"], mark))
     run = _Run(table, swept(summary), slo or {})
-    return Verdict(first_concise(run.headlines(), mark), tuple(map(as_sentence, run.details())))
+    few = [too_long] if 0 < lost < _MANY else []
+    return Verdict(first_concise(run.headlines(), mark), tuple(map(as_sentence, [*few, *run.details()])))
 
 
 def _lost(table: pd.DataFrame) -> str:
     """``200 rejected in each run``: what became of the requests; from the fewest to the most where runs differ."""
-    spans = {words: (table[name].min(), table[name].max()) for name, words in _LOST}
+    spans = {words: (table[name].min(), table[name].max()) for name, words in _LOST.items()}
     lost = [f"{' to '.join(map(number, dict.fromkeys(ends)))} {words}" for words, ends in spans.items() if ends[1]]
     return listed(lost) + (" in each run" if lost and len(table) > 1 else "")
+
+
+def _too_long(table: pd.DataFrame) -> tuple[str, float]:
+    """``57 % of requests refused as too long``, and that share; the largest where runs differ. Empty without any."""
+    counts = {words: table[name].astype(float) for name, words in (("rejected", "refused"), ("cut", "cut"))}
+    shares = (sum(counts.values()) / table["arrived"]).fillna(0.0)
+    if not shares.max():
+        return "", 0.0
+    ways = " or ".join(words for words, count in counts.items() if count.any())
+    most = "up to " * bool(shares.min() < shares.max())
+    return f"{most}{share(float(shares.max()))} of requests {ways} as too long", float(shares.max())
 
 
 class _Run:
