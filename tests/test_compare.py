@@ -546,10 +546,12 @@ def test_a_scenario_of_several_runs_is_refused(tmp_path, overrides, place):
 def test_a_server_that_cannot_answer_what_was_answered(tmp_path):
     toy = scenario(tmp_path)
     run = record(tmp_path / "run.csv", load(toy))
-    with pytest.raises(InputError, match=r"loses .* requests"):
+    with pytest.raises(InputError, match=r"prompt too long .*all of which .* set engine.max_model_len to 2"):
         command.compared(toy, run, overrides={"engine.max_model_len": 1000})
-    with pytest.raises(InputError, match="answers short"):
+    with pytest.raises(InputError, match=r"refused .*answer too long"):
         command.compared(toy, run, overrides={"engine.max_model_len": 2100})
+    with pytest.raises(InputError, match="answers are cut and lack"):
+        command.compared(toy, run, overrides={"engine.max_model_len": 2100, "engine.on_too_long": "cut"})
 
 
 def test_failed_requests_of_a_recording_are_told(tmp_path):

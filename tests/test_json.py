@@ -31,7 +31,7 @@ def strict(text: str):
 
 
 KEYS = {
-    "name", "folder", "report", "exports", "calibrated", "verdict", "notes", "summary", "tenants", "failures",
+    "name", "folder", "report", "exports", "calibrated", "verdict", "warnings", "notes", "summary", "tenants", "failures",
     "missing", "resumed", "step_error",
 }  # fmt: skip
 

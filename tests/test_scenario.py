@@ -585,6 +585,7 @@ def test_the_resolved_scenario_has_every_default_and_can_be_read_again(whole, tm
         "block_size": 16,
         "kv_blocks": None,
         "max_model_len": None,
+        "on_too_long": "reject",
         "kv_cache_dtype": "auto",
         "quantization": None,
         "tensor_parallel_size": 1,

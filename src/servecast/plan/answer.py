@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from servecast.plan.uncertainty import Estimate
+    from servecast.run.too_long import TooLong
 
 UTILISATIONS = (1.0, 0.7, 0.5, 0.3)
 #: Letters of a reason that a table has room for.
@@ -79,6 +80,7 @@ class Option:
     usd_at_target : kind of token: dollars per million at the target, of the GPUs that serve it, over seeds
     extrapolated : share of the busy time priced outside what was measured, at the target or the highest load
     beyond : how far outside, in a sentence
+    too_long : requests that it refuses or whose answers it cuts, at the highest load or where none is met
     interval : what the 90 % intervals of loads hold: seeds, the profile's errors, both
     drawn : highest loads with the profile and with draws of its errors
     """
@@ -113,6 +115,7 @@ class Option:
     beyond: str = ""
     interval: str = ""
     policy: str = ""
+    too_long: TooLong | None = None
     drawn: tuple[tuple[float, float], ...] = field(default=(), repr=False)
 
     @property

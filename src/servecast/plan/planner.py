@@ -23,6 +23,7 @@ from servecast.plan.configuration import Configuration, judges
 from servecast.plan.load import load_of
 from servecast.plan.searching import drawn_pairs, guessed, replicas_for, settled, statistics, together
 from servecast.run.sweep import Progress, notes_of
+from servecast.run.too_long import TooLong
 from servecast.scenario.goals import Search
 from servecast.scenario.loading import grid
 from servecast.scenario.traffic import traffic
@@ -261,6 +262,10 @@ def _survey(configuration: Configuration) -> Option:
         drift=found.drift,
         tests=found.tests,
     )  # fmt: skip
+    at = found.by_seed[0] if found.by_seed else found.failing
+    if at is not None:
+        row = configuration.sample(at, seeds[0]).row
+        option = replace(option, too_long=TooLong.of(row, configuration.system.memory))
     if not found.by_seed:
         return replace(option, refused=found.reason.text if found.reason is not None else "")
     first, highest = seeds[0], found.by_seed[0]

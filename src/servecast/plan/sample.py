@@ -215,12 +215,12 @@ def refusal(row: dict[str, Value], goal: Goal) -> Refusal | None:
 
     Raises InputError for a target of which the run says nothing.
     """
+    if row["rejected"] and not goal.allow_rejected:
+        return Refusal(Why.REJECTED, f"{row['rejected']} of {row['arrived']} requests do not fit max_model_len")
     if row["regime"] == "overloaded":
         return Refusal(Why.UNSTABLE, "unstable: the queue grows as long as requests arrive")
     if row["oom_failed"] and not goal.allow_out_of_memory:
         return Refusal(Why.OUT_OF_MEMORY, f"out of memory: {row['oom_failed']} requests lost")
-    if row["rejected"]:
-        return Refusal(Why.REJECTED, f"{row['rejected']} requests rejected: longer than max_model_len")
     for name, target in goal.slo.items():
         value = known(row, name)
         if value is None:

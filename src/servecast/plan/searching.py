@@ -76,12 +76,35 @@ class Found(NamedTuple):
         return estimate(self.by_seed, drawn, slack=self.slack, drift=self.drift or 0.0)
 
 
+class _DoesNotFitError(Exception):
+    """Requests are too long for the engine, at whichever load they come."""
+
+    def __init__(self, refused: Refusal, load: float) -> None:
+        super().__init__(refused.text)
+        self.found = Found([], refused, load, False, 1)
+
+
+def _meets(configuration: Configuration, load: float, seed: int) -> bool:
+    """Whether the goal is met at a load. Raises _DoesNotFitError where no other load would be met either."""
+    refused = configuration.test(load, seed)
+    if refused is not None and refused.why is Why.REJECTED:
+        raise _DoesNotFitError(refused, load)
+    return refused is None
+
+
 def capacities(configuration: Configuration, seeds: Sequence[int], start: float, around: Sequence[float] = ()) -> Found:
     """The highest load within the goal for each seed: the first from ``start``, the others from where it ended.
 
     around : where to look for the first seeds' instead, in small steps
     No seed counts where one of them meets the goal at no load.
     """
+    try:
+        return _capacities(configuration, seeds, start, around)
+    except _DoesNotFitError as error:
+        return error.found
+
+
+def _capacities(configuration: Configuration, seeds: Sequence[int], start: float, around: Sequence[float]) -> Found:
     by_seed: list[float] = []
     reason: Refusal | None = None
     failing, capped, tests = None, False, 0
@@ -89,7 +112,7 @@ def capacities(configuration: Configuration, seeds: Sequence[int], start: float,
         near = bool(by_seed) or place < len(around)
         most = configuration.ceiling(seed)
         bracket = highest_load(
-            partial(configuration.meets, seed=seed),
+            partial(_meets, configuration, seed=seed),
             around[place] if place < len(around) else by_seed[0] if by_seed else start,
             ceiling=most,
             tolerance=configuration.search.tolerance,

@@ -110,7 +110,7 @@ def _cells(option: Option) -> dict[str, Any]:
         cells |= _ends(f"usd_per_mtok_{kind}", estimate)
     for name, estimate in option.at_target.items():
         cells |= _ends(f"target_{name}", estimate)
-    return {**cells, "refused": option.refused}
+    return {**cells, "too_long": "" if option.too_long is None else option.too_long.counts, "refused": option.refused}
 
 
 def _ends(name: str, estimate: Estimate | None) -> dict[str, float | None]:

@@ -170,8 +170,9 @@ def _run(case: Case) -> tuple[str, ...]:
 
 
 def _lost(run: Run) -> str:
-    """Requests that were lost as memory ran out."""
-    return str(int((run.requests["status"] == Status.OOM).sum()))
+    """Requests that were lost as memory ran out, and how many were refused."""
+    lost, refused = (int((run.requests["status"] == status).sum()) for status in (Status.OOM, Status.REJECTED))
+    return f"{lost}{f', {refused} refused' * bool(refused)}"
 
 
 #: How to read the tables.

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from servecast.metrics import METRICS, REJECTIONS
+from servecast.metrics.measured import Measured
 from servecast.text import listed, number, share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from servecast.engine import Run
     from servecast.memory import MemoryBudget
     from servecast.run.results import Outcome
 
@@ -61,6 +63,13 @@ class TooLong:
             max_position=memory.model.max_position or None,
             kv_tokens=memory.kv_tokens,
         )
+
+    @classmethod
+    def of_run(cls, run: Run, memory: MemoryBudget) -> TooLong | None:
+        """Of a run that has no summary; None where all requests fit."""
+        counted = Measured(run, run.requests)
+        names = (*REJECTIONS, "cut", "cut_tokens", "longest_request_tokens", "arrived", "completed")
+        return cls.of({name: METRICS[name].value(counted) for name in names}, memory)
 
     @property
     def share(self) -> float:

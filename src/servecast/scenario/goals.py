@@ -97,6 +97,7 @@ class Goal(Section):
         "load to be served, in requests a second; null: as the workload has it"
     )
     allow_out_of_memory: bool = Field(False, description="true: crashes are no reason against a plan")
+    allow_rejected: bool = Field(False, description="true: plan for the requests that fit, where others are too long")
     usd_per_gpu_hour: dict[str, _Price] = Field(
         default_factory=dict, description="device: US dollars an hour for one; others cost cost.usd_per_gpu_hour"
     )

@@ -23,6 +23,7 @@ from servecast.against.server.observed import Observed
 from servecast.errors import InputError
 from servecast.requests import Status
 from servecast.run.system import System, modelled
+from servecast.run.too_long import TooLong
 from servecast.scenario import Scenario, changed, check, find, keypath, points
 from servecast.scenario import document as documents
 from servecast.scenario.schema import Network
@@ -154,7 +155,7 @@ def forecast(
         sending(columns, workload, scenario.engine.block_size).client,
         machines=partial(modelled, cost=cost, step_time_scale=step_time_scale),
     )
-    _require_full_answers(run)
+    _require_full_answers(run, system)
     # What the client saw, in the order of the recording.
     place = np.argsort(order)
     reached, first, finish = (run.requests[name][place] for name in ("sent_s", "first_token_s", "finish_s"))
@@ -166,19 +167,20 @@ def forecast(
     return Forecast(seen, run)
 
 
-def _require_full_answers(run: Run) -> None:
+def _require_full_answers(run: Run, system: System) -> None:
+    too_long = TooLong.of_run(run, system.memory)
+    if too_long is not None:
+        raise InputError(
+            "scenario.engine.max_model_len",
+            f"at {too_long.max_model_len:,} tokens {too_long.counts}, all of which the recorded server answered in "
+            f"full; {too_long.remedy}",
+        )
     lost = int((run.requests["status"] != Status.COMPLETED).sum())
     if lost:
         raise InputError(
             "scenario.engine",
-            f"the simulated server loses {lost:,} requests that the recorded one answered (rejected, or out of "
-            "memory): check max_model_len, kv_blocks and the policy",
-        )
-    short = int((run.requests["generated_tokens"] < run.requests["output_tokens"]).sum())
-    if short:
-        raise InputError(
-            "scenario.engine.max_model_len",
-            f"it cuts {short:,} answers short that the recorded server gave in full: check max_model_len and kv_blocks",
+            f"the simulated server loses {lost:,} requests that the recorded one answered, as memory runs out: check "
+            "kv_blocks and the policy",
         )
 
 

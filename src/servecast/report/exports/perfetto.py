@@ -16,7 +16,7 @@ import numpy as np
 
 from servecast.batch import StepShape
 from servecast.files import dumps, write
-from servecast.requests import Status
+from servecast.requests import RejectReason, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +75,9 @@ def _requests(run: Run, start_s: float, end_s: float) -> Iterator[dict[str, Any]
         if ended_s < start_s or sent_s > end_s:
             continue
         lengths = {name: columns[name][row] for name in ("prompt_tokens", "output_tokens", "generated_tokens")}
+        reason = RejectReason(columns["reject_reason"][row])
         about = {"status": Status(status).name.lower(), **lengths, "preemptions": columns["preemptions"][row]}
+        about |= {"reject_reason": reason.name.lower()} if reason else {}
         queue = {"cat": "queue", "name": f"request {id_}", "id": id_, "pid": QUEUE, "tid": 0}
         yield {"ph": "b", "ts": _us(sent_s), **queue, "args": about}
         yield {"ph": "e", "ts": _us(ended_s if isnan(scheduled_s) else scheduled_s), **queue}

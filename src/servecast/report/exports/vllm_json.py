@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from servecast.files import dumps, strict, write
+from servecast.metrics import METRICS, REJECTIONS
 from servecast.report.exports.tokens import token_gaps_by_request
-from servecast.requests import Status
+from servecast.requests import RejectReason, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,9 +28,12 @@ if TYPE_CHECKING:
 
 PERCENTILES = (50.0, 90.0, 99.0)
 _ERRORS = {
-    Status.REJECTED: "rejected: the prompt leaves no room for a token within max_model_len",
     Status.OOM: "out of memory: the engine crashed",
     Status.UNFINISHED: "unfinished: cut off by the horizon",
+}
+_REJECTED = {
+    reason: f"rejected: {METRICS[name].label}"
+    for name, reason in zip(REJECTIONS, (reason for reason in RejectReason if reason), strict=True)
 }
 
 
@@ -136,7 +140,10 @@ def _answers_of(run: Run) -> Answers:
         [gaps.tolist() for gaps in token_gaps_by_request(run)],
         column(requests["finish_s"] - requests["sent_s"]),
         requests["sent_s"].tolist(),
-        ["" if ok else _ERRORS[Status(status)] for ok, status in zip(done, requests["status"].tolist(), strict=True)],
+        [
+            _REJECTED[RejectReason(reason)] if reason else _ERRORS.get(Status(status), "")
+            for status, reason in zip(requests["status"].tolist(), requests["reject_reason"].tolist(), strict=True)
+        ],
         streamed=run.respond != "batch_end",
     )
 

@@ -24,7 +24,20 @@ def verdict(plan: Plan) -> Verdict:
     plan, _ = shortened(plan)
     if plan.best is None:
         return _none(plan)
-    return Verdict(first_concise(_headlines(plan, plan.best)), tuple(map(as_sentence, _details(plan, plan.best))))
+    details = [*_unserved(plan.best), *_details(plan, plan.best)]
+    return Verdict(first_concise(_headlines(plan, plan.best), _mark(plan.best)), tuple(map(as_sentence, details)))
+
+
+def _mark(option: Option) -> str:
+    """What a headline begins with where not all that is asked is served: ``34 % of the answers cut short: ``."""
+    return "" if option.too_long is None else f"{option.too_long.short}: "
+
+
+def _unserved(option: Option) -> Iterator[str]:
+    """Requests that an option refuses, or whose answers it cuts, and what would take them."""
+    over = option.too_long
+    if over is not None:
+        yield f"at max_model_len {over.max_model_len:,} {over.counts}; {over.remedy}"
 
 
 def _headlines(plan: Plan, best: Option) -> Iterator[str]:
@@ -116,12 +129,25 @@ def _headroom(share: float) -> str:
 def _none(plan: Plan) -> Verdict:
     """No configuration serves the target: what stands in the way of the one that serves most, or of all."""
     able = [option for option in plan.options if option.capacity is not None]
+    unfit = [option for option in plan.options if option.too_long is not None]
+    if not able and len(unfit) == len(plan.options):
+        return _does_not_fit(unfit)
     if not able:
         reasons = list(dict.fromkeys(with_names(option.refused) for option in plan.options))
         sentence = f"What stands in the way: {listed(reasons[:_MOST_REASONS])}."
         return Verdict("No configuration meets the goal at any load.", (sentence,))
     most = max(able, key=lambda option: 0.0 if option.capacity is None else option.capacity.value / option.gpus)
     return Verdict(
-        f"No configuration serves {number(most.target)} {most.unit} within the goal.",
-        (f"The nearest, {most.label}: {with_names(most.refused)}.",),
+        first_concise([f"no configuration serves {number(most.target)} {most.unit} within the goal"], _mark(most)),
+        (f"The nearest, {most.label}: {with_names(most.refused)}.", *map(as_sentence, _unserved(most))),
     )
+
+
+def _does_not_fit(options: list[Option]) -> Verdict:
+    """No configuration takes the requests as they are; told of the one that takes most of them."""
+    nearest = min(options, key=lambda option: 1.0 if option.too_long is None else option.too_long.share)
+    assert nearest.too_long is not None
+    details = list(_unserved(nearest))
+    if nearest.too_long.share < 1:
+        details.append("to plan for those that fit, set goal.allow_rejected: true")
+    return Verdict(f"The traffic does not fit: {nearest.too_long.short}.", tuple(map(as_sentence, details)))
