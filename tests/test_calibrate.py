@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from specs import remade
 
 from servecast.batch import StepShape
 from servecast.calibration import whole_steps
@@ -14,7 +15,6 @@ from servecast.cost import profile as profiles
 from servecast.cost.model import step_kind
 from servecast.errors import InputError
 from servecast.specs import catalogue
-from servecast.specs.model import LayerGroup
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
 
@@ -150,7 +150,7 @@ def test_a_profile_of_another_origin_is_not_written_over(tmp_path):
 
 
 def test_a_model_that_takes_longer_to_make_than_there_is_time_is_one_line(tmp_path):
-    deep = dataclasses.replace(SPEC, name="deep", groups=(LayerGroup(8),))
+    deep = remade(dataclasses.replace(SPEC, name="deep"), 8)
     with pytest.raises(InputError, match=r"--budget-s: 1e-09 s made 1 of 8 layers of deep on cpu: give more time"):
         calibrate.calibrate(request(tmp_path, model=deep, budget_s=1e-9))
 
@@ -314,7 +314,7 @@ def test_a_model_larger_than_memory_is_one_line(tmp_path):
         ({"device": "tpu"}, "--device: 'tpu' is no device"),
         ({"dtype": "fp16"}, "--dtype: fp16 is not computed on cpu: use bf16 or fp32"),
         ({"layers": 3}, "--layers: 3 is outside 1 to 2"),
-        ({"model": catalogue.model("mixtral-8x7b")}, "mixtral-8x7b has mixture of experts"),
+        ({"model": catalogue.model("mixtral-8x7b")}, "mixtral-8x7b has a mixture of experts"),
         ({"entry": "h900"}, "h900"),
     ],
 )
@@ -344,7 +344,7 @@ def test_cut_layers_are_scaled_up(tmp_path, monkeypatch):
         return Timing(seconds, 3, 1, seconds, seconds, 0.0)
 
     monkeypatch.setattr(steps, "measure", measured)
-    deep = dataclasses.replace(SPEC, name="deep", groups=(LayerGroup(8),))
+    deep = remade(dataclasses.replace(SPEC, name="deep"), 8)
     for layers in (1, 3, 8):
         asked = request(tmp_path, model=deep, layers=layers)
         with torch.inference_mode():

@@ -3,9 +3,9 @@
 import dataclasses
 
 import pytest
+from specs import remade
 
 from servecast.specs import catalogue
-from servecast.specs.model import LayerGroup
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
 
@@ -23,9 +23,10 @@ HIDDEN, WIDTH, HEADS, KV_HEADS, INTERMEDIATE, VOCAB = 64, 16, 4, 2, 128, 256
 
 def spec(layers):
     tiny = catalogue.model("tiny")
-    assert (tiny.hidden, tiny.head_dim, tiny.heads, tiny.kv_heads) == (HIDDEN, WIDTH, HEADS, KV_HEADS)
-    assert (tiny.intermediate, tiny.vocab) == (INTERMEDIATE, VOCAB)
-    return dataclasses.replace(tiny, name="deep", groups=(LayerGroup(layers),))
+    attention, mlp = tiny.plain
+    assert (tiny.hidden, attention.head_dim, attention.heads, attention.kv_heads) == (HIDDEN, WIDTH, HEADS, KV_HEADS)
+    assert (mlp.intermediate, tiny.vocab) == (INTERMEDIATE, VOCAB)
+    return remade(dataclasses.replace(tiny, name="deep"), layers)
 
 
 def load(layers, dtype="fp32", prompt=300, output=100, limit_bytes=40_000_000):

@@ -87,7 +87,7 @@ def test_durations_are_the_seconds_of_each_iteration(name, rows, context, iterat
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "gemma-3-12b"])
 def test_the_affine_piece_ends_where_a_window_fills(name):
     model = catalogue.model(name)
-    window = min(group.window for group in model.groups if group.window)
+    window = min(read.window for _, read in model.attended().reads if read.window)
     shape = decode(4, window - 11)
     base, slope, count = roofline(name).durations(shape, 100)
     assert count == 11

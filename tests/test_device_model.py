@@ -7,6 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
 
+from specs import remade  # noqa: E402
+
 from servecast.device import grid  # noqa: E402
 from servecast.device.grid import Limits, Point, Span  # noqa: E402
 from servecast.device.model import transformer  # noqa: E402
@@ -17,11 +19,11 @@ from servecast.specs import catalogue  # noqa: E402
 SPEC = dataclasses.replace(catalogue.model("tiny"), dtype="fp32")
 VARIANTS = {
     "grouped": SPEC,
-    "all heads": dataclasses.replace(SPEC, kv_heads=4),
-    "one kv head": dataclasses.replace(SPEC, kv_heads=1),
+    "all heads": remade(SPEC, kv_heads=4),
+    "one kv head": remade(SPEC, kv_heads=1),
     "tied": dataclasses.replace(SPEC, tied_embeddings=True),
-    "biased": dataclasses.replace(SPEC, qkv_bias=True),
-    "normed": dataclasses.replace(SPEC, qk_norm=True),
+    "biased": remade(SPEC, qkv_bias=True),
+    "normed": remade(SPEC, qk_norm=True),
 }
 LENGTH = 320
 
@@ -48,13 +50,13 @@ def drawn(*lengths, seed=0):
 
 def reference(model, tokens):
     """Logits (T, vocab) of one sequence, written out without caches, fused matrices or fused attention."""
-    spec = model.spec
+    attention = model.attention
 
     def norm(x, weight):
         return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weight
 
     def rotated(x):
-        half = spec.head_dim // 2
+        half = attention.head_dim // 2
         angle = torch.outer(torch.arange(len(x)).float(), 10_000.0 ** (-torch.arange(half).float() / half))
         cos, sin = angle.cos()[:, None], angle.sin()[:, None]
         return torch.cat((x[..., :half] * cos - x[..., half:] * sin, x[..., half:] * cos + x[..., :half] * sin), -1)
@@ -64,13 +66,13 @@ def reference(model, tokens):
     for layer in model.layers:
         h = norm(x, layer.attention_norm)
         qkv = h @ layer.qkv.T + (0 if layer.qkv_bias is None else layer.qkv_bias)
-        q, k, v = qkv.split([spec.heads * spec.head_dim, *[spec.kv_heads * spec.head_dim] * 2], -1)
-        q, k, v = (t.reshape(len(x), -1, spec.head_dim) for t in (q, k, v))
+        q, k, v = qkv.split([attention.heads * attention.head_dim, *[attention.kv_heads * attention.head_dim] * 2], -1)
+        q, k, v = (t.reshape(len(x), -1, attention.head_dim) for t in (q, k, v))
         if layer.query_norm is not None:
             q, k = norm(q, layer.query_norm), norm(k, layer.key_norm)
         q, k = rotated(q), rotated(k)
-        k, v = (t.repeat_interleave(spec.heads // spec.kv_heads, 1) for t in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q, k) / spec.head_dim**0.5 + hidden
+        k, v = (t.repeat_interleave(attention.heads // attention.kv_heads, 1) for t in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) / attention.head_dim**0.5 + hidden
         attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(len(x), -1)
         x = x + attended @ layer.output.T
         h = norm(x, layer.feed_norm)
@@ -146,19 +148,20 @@ def test_padded_equals_ragged_on_the_useful_rows():
 def test_same_weights_give_the_logits_of_transformers_llama():
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     model, cache = built()
+    attention, mlp = SPEC.plain
     config = transformers.LlamaConfig(
-        vocab_size=SPEC.vocab, hidden_size=SPEC.hidden, intermediate_size=SPEC.intermediate,
-        num_hidden_layers=SPEC.layers, num_attention_heads=SPEC.heads, num_key_value_heads=SPEC.kv_heads,
-        head_dim=SPEC.head_dim, rms_norm_eps=1e-5, max_position_embeddings=LENGTH, tie_word_embeddings=False,
+        vocab_size=SPEC.vocab, hidden_size=SPEC.hidden, intermediate_size=mlp.intermediate,
+        num_hidden_layers=SPEC.layers, num_attention_heads=attention.heads, num_key_value_heads=attention.kv_heads,
+        head_dim=attention.head_dim, rms_norm_eps=1e-5, max_position_embeddings=LENGTH, tie_word_embeddings=False,
     )  # fmt: skip
     llama = transformers.LlamaForCausalLM(config).eval()
-    query = SPEC.heads * SPEC.head_dim
+    query = attention.heads * attention.head_dim
     with torch.no_grad():
         llama.model.embed_tokens.weight.copy_(model.embedding[: SPEC.vocab])
         llama.lm_head.weight.copy_(model.head[: SPEC.vocab])
         llama.model.norm.weight.copy_(model.norm)
         for theirs, ours in zip(llama.model.layers, model.layers, strict=True):
-            q, k, v = ours.qkv.split([query, *[SPEC.kv_heads * SPEC.head_dim] * 2])
+            q, k, v = ours.qkv.split([query, *[attention.kv_heads * attention.head_dim] * 2])
             gate, up = ours.gate_up.chunk(2)
             for target, source in (
                 (theirs.self_attn.q_proj, q), (theirs.self_attn.k_proj, k), (theirs.self_attn.v_proj, v),

@@ -247,7 +247,7 @@ def test_a_cache_takes_memory_as_its_rows_grow():
         ),
         (
             {"model": "mixtral-8x7b", "device": "b200", "engine": {}},
-            "has mixture of experts, which is not computed here",
+            "has a mixture of experts, which is not computed here",
         ),
         ({"policies": [CONTINUOUS | {"enable_prefix_caching": True}]}, "enable_prefix_caching: true is simulated only"),
         ({"engine": {"kv_cache_dtype": "fp8"}}, "a KV cache in fp8 is not computed"),

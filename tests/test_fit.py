@@ -210,7 +210,7 @@ def test_experts_windows_and_latent_attention_have_physics(name):
     peak = physics.of(model, device, tensor_parallel=8 if name == "deepseek-v3" else 1)
     assert all(value > 0 for value in peak[:5])
     assert (0 < peak.expert_share < 1) == (model.experts is not None)
-    assert bool(peak.windows) == any(group.window for group in model.groups)
+    assert bool(peak.windows) == any(read.window for _, read in model.attended().reads)
     if name != "deepseek-v3":
         cost = FittedCost(*peak[:5], 0.0, 30.0, peak.expert_share, peak.expert_untouched, peak.windows)
         shape = StepShape(0, 0, 0, 0, np.array([1, 4, 16, 64]), np.array([90, 400, 1700, 6000]), np.full(4, 120))

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from specs import remade
 
 from servecast import memory
 from servecast.errors import InputError
@@ -205,7 +206,7 @@ def test_mem_03_long_windows_are_counted_in_full_where_setting_them_aside_would_
 
 
 def test_a_model_of_sliding_layers_alone_is_counted_in_full():
-    model = replace(LLAMA, groups=(LLAMA.groups[0]._replace(window=4096),))
+    model = remade(LLAMA, window=4096)
     assert budget(model).kv_blocks == budget().kv_blocks
 
 

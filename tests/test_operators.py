@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from specs import remade
 
 from servecast.batch import StepShape
 from servecast.calibration import assemble, kernel_tables, layer_tables, operators
@@ -19,6 +20,7 @@ from servecast.specs import catalogue
 WIDTHS = (32, 64, 96, 128, 256, 512)
 M = (1, 2, 4, 16, 64, 256, 1024)
 DEVICE = catalogue.device("h100-sxm")
+LATENT = catalogue.model("deepseek-v3")
 TINY = catalogue.model("tiny")  # hidden 64, 4 heads, 2 KV heads of 16, 128 wide inside, vocabulary 256, 2 layers
 
 
@@ -118,7 +120,9 @@ class TestKernelTables:
         assert longer > 0
 
     def test_widths_off_the_grid_are_linear_between_neighbours(self, kernels):
-        wide = replace(TINY, intermediate=80)  # gate and up 160 wide, down from 80: neither on the grid
+        wide = remade(
+            TINY, feed_forward={"intermediate": 80}
+        )  # gate and up 160 wide, down from 80: neither on the grid
         profile = fit(kernels, wide)
         expected = 2 * (product(1, 160, 64) + product(1, 64, 80))
         before = 2 * (product(1, 256, 64) + product(1, 64, 128))
@@ -153,7 +157,7 @@ class TestKernelTables:
         assert cost.decode.at(1, 64) == pytest.approx(2 * (5e-6 + 1e-8 * 64 * 4), rel=1e-5)
 
     def test_decode_rows_beside_a_prompt_read_their_context_again(self, kernels):
-        cost = fit(kernels, replace(TINY, heads=4, kv_heads=1)).cost()
+        cost = fit(kernels, remade(TINY, heads=4, kv_heads=1)).cost()
         assert cost.mixed.at(8, 512) >= cost.decode.at(8, 512)
         assert cost.launch_s > 0
 
@@ -175,19 +179,19 @@ class TestKernelTables:
         assert {error.along for error in gemm} == {"n", "k", "m"} or not gemm  # widths under 1,024 are not counted
 
     @pytest.mark.parametrize(
-        ("change", "problem"),
+        ("model", "problem"),
         [
-            ({"experts": catalogue.model("mixtral-8x7b").experts}, "mixture of experts"),
-            ({"latent": catalogue.model("deepseek-v3").latent}, "latent attention"),
-            ({"groups": (TINY.groups[0]._replace(window=64),)}, "sliding window"),
-            ({"weight_dtype": "mxfp4"}, "mxfp4"),
-            ({"weight_dtype": "fp8"}, "holds no fp8"),
-            ({"head_dim": 32}, "no attention near 4 heads"),
+            (catalogue.model("mixtral-8x7b"), "mixture of experts"),
+            (replace(LATENT, groups=(LATENT.groups[0],)), "latent attention"),
+            (remade(TINY, window=64), "sliding window"),
+            (replace(TINY, weight_dtype="mxfp4"), "mxfp4"),
+            (replace(TINY, weight_dtype="fp8"), "holds no fp8"),
+            (remade(TINY, head_dim=32), "no attention near 4 heads"),
         ],
     )
-    def test_models_that_the_tables_do_not_hold_are_refused(self, kernels, change, problem):
+    def test_models_that_the_tables_do_not_hold_are_refused(self, kernels, model, problem):
         with pytest.raises(InputError, match=problem):
-            fit(kernels, replace(TINY, **change))
+            fit(kernels, model)
 
     def test_fp8_weights_take_the_fp8_products(self, tmp_path):
         write_kernels(tmp_path)

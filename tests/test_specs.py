@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from specs import kinds, remade
 
 from servecast.batch import StepShape
 from servecast.errors import InputError
 from servecast.specs import catalogue, hf_config
 from servecast.specs.dtypes import bytes_per_value, dtype_name
-from servecast.specs.model import LayerGroup, ModelSpec
+from servecast.specs.layers.layer import Split
 
 GIB = 1 << 30
 
@@ -126,7 +127,7 @@ def test_mem_01_05_10_kv_bytes_per_token(name, per_token):
 
 def test_mem_03_sliding_layers_keep_their_window():
     model = catalogue.model("gpt-oss-120b")
-    assert [(group.layers, group.window) for group in model.groups] == [(18, 128), (18, None)]
+    assert kinds(model) == [(18, 128, True), (18, None, True)]
     assert model.kv_bytes(65_536, "fp8") == 18 * (65_536 + 128) * 2 * 8 * 64
     assert model.kv_bytes(65_536, "fp8") / GIB == pytest.approx(1.127, abs=0.001)
     assert 65_536 * model.kv_bytes_per_token("fp8") / GIB == 2.25
@@ -169,10 +170,13 @@ def test_par_03_heads_that_cannot_be_split_are_refused(tensor_parallel):
 
 def test_par_03_kv_heads_are_replicated_when_gpus_outnumber_them():
     model = catalogue.model("qwen3-235b-a22b")
-    assert (model.kv_heads_per_gpu(), model.kv_heads_per_gpu(2), model.kv_heads_per_gpu(8)) == (4, 2, 1)
+    attention = model.groups[0].layer.mixers[0]
+    assert [attention.kv_heads_per_gpu(Split(gpus)) for gpus in (1, 2, 8)] == [4, 2, 1]
     assert 8 * model.kv_bytes_per_token(tensor_parallel=8) == 2 * model.kv_bytes_per_token()
     with pytest.raises(InputError, match="10 KV heads"):
-        catalogue.model("phi-4").kv_heads_per_gpu(4)  # 40 heads split, 10 KV heads neither share nor replicate
+        catalogue.model("phi-4").kv_bytes_per_token(
+            tensor_parallel=4
+        )  # 40 heads split, 10 KV heads neither share nor replicate
 
 
 def test_weights_on_a_gpu_are_a_share_of_matrices_and_all_of_the_norms():
@@ -254,12 +258,12 @@ def row_pairs_in_window(new: int, cached: int, window: int) -> int:
 
 @pytest.mark.parametrize(("new", "cached"), [(100, 0), (128, 0), (129, 0), (1000, 0), (300, 50), (300, 4000), (1, 127)])
 def test_pairs_of_one_row_in_a_window_are_exact(new, cached):
-    model = replace(catalogue.model("tiny"), groups=(LayerGroup(1, window=128),))
+    model = remade(catalogue.model("tiny"), 1, window=128)
     assert model.attention_flops(prefill(new, cached)) == 4 * 4 * 16 * row_pairs_in_window(new, cached, 128)
 
 
 def test_pairs_of_unlike_rows_in_a_window_are_bounded_from_above():
-    model = replace(catalogue.model("tiny"), groups=(LayerGroup(1, window=128),))
+    model = remade(catalogue.model("tiny"), 1, window=128)
     rows = [(10, 0), (700, 0), (50, 600), (128, 20)]
     shape = StepShape(
         len(rows), sum(n for n, _ in rows), sum(pairs(n, c) for n, c in rows), sum(c for _, c in rows), 0, 0, 700
@@ -270,7 +274,8 @@ def test_pairs_of_unlike_rows_in_a_window_are_bounded_from_above():
 
 
 def test_decode_in_a_window_reads_no_more_than_the_window():
-    model = replace(catalogue.model("tiny"), groups=(LayerGroup(1, window=128), LayerGroup(1)))
+    tiny = catalogue.model("tiny")
+    model = replace(tiny, groups=remade(tiny, 1, window=128).groups + remade(tiny, 1).groups)
     token = 2 * 2 * 16 * 2
     assert model.attention_bytes(decode(2, 2000)) == token * (2 * 127 + 2 + 2000 + 2)
     assert model.attention_bytes(decode(2, 100)) == token * 2 * 102
@@ -336,10 +341,10 @@ def test_mem_20_nested_text_config_and_unknown_activation(tmp_path):
     assert catalogue.model(write(tmp_path, nested)).parameters() == 8_030_261_248
     apertus = LLAMA | {"model_type": "apertus", "hidden_act": "xielu"}
     model = catalogue.model(write(tmp_path, apertus))
-    assert not model.gated
+    assert not model.plain[1].gated
     attention = 4096 * 2 * (4096 + 1024) + 2 * 128
     assert model.parameters() == 32 * (attention + 2 * 4096 * 14_336 + 2 * 4096) + 2 * 4096 * 128_256 + 4096
-    assert model.qk_norm
+    assert model.plain[0].qk_norm
 
 
 @pytest.mark.parametrize(
@@ -410,35 +415,39 @@ def test_quantization_config(tmp_path, quantization, weight_dtype, experts_only)
     assert model.parameters() == 8_030_261_248
 
 
-def groups(config) -> tuple[tuple[int, int | None, bool], ...]:
-    return tuple(map(tuple, hf_config.parse(LLAMA | config, name="m", source="s", place="p").groups))
+def groups(config) -> list[tuple[int, int | None, bool]]:
+    return kinds(hf_config.parse(LLAMA | config, name="m", source="s", place="p"))
 
 
 def test_windows_by_family():
     window = {"sliding_window": 1024, "max_position_embeddings": 32768}
-    assert groups(window | {"model_type": "mistral"}) == ((32, 1024, False),)
-    assert groups({"sliding_window": 8192, "model_type": "mistral"}) == ((32, None, False),)  # never reached
-    assert groups(window | {"model_type": "gemma2"}) == ((16, 1024, False), (16, None, False))
-    assert groups(window | {"model_type": "gemma3_text"}) == ((27, 1024, False), (5, None, False))
-    assert groups(window | {"model_type": "qwen2", "use_sliding_window": False}) == ((32, None, False),)
+    assert groups(window | {"model_type": "mistral"}) == [(32, 1024, False)]
+    assert groups({"sliding_window": 8192, "model_type": "mistral"}) == [(32, None, False)]  # never reached
+    assert groups(window | {"model_type": "gemma2"}) == [(16, 1024, False), (16, None, False)]
+    assert groups(window | {"model_type": "gemma3_text"}) == [(27, 1024, False), (5, None, False)]
+    assert groups(window | {"model_type": "qwen2", "use_sliding_window": False}) == [(32, None, False)]
     qwen = window | {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 28}
-    assert groups(qwen) == ((28, None, False), (4, 1024, False))
+    assert groups(qwen) == [(28, None, False), (4, 1024, False)]
     kinds = ["full_attention"] * 8 + ["sliding_attention"] * 24
-    assert groups(window | {"layer_types": kinds}) == ((8, None, False), (24, 1024, False))
+    assert groups(window | {"layer_types": kinds}) == [(8, None, False), (24, 1024, False)]
 
 
 def test_sparse_layers_by_family():
     experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "n_shared_experts": 2}
     model = hf_config.parse(LLAMA | experts | {"first_k_dense_replace": 3}, name="m", source="s", place="p")
-    assert [(group.layers, group.sparse) for group in model.groups] == [(3, False), (29, True)]
+    assert kinds(model) == [(3, None, False), (29, None, True)]
     assert model.experts is not None
     assert (model.experts.total, model.experts.shared) == (8, 1024)
-    assert groups(experts | {"decoder_sparse_step": 2}) == ((16, None, False), (16, None, True))
-    assert groups(experts | {"mlp_only_layers": [0, 31]}) == ((2, None, False), (30, None, True))
+    assert groups(experts | {"decoder_sparse_step": 2}) == [(16, None, False), (16, None, True)]
+    assert groups(experts | {"mlp_only_layers": [0, 31]}) == [(2, None, False), (30, None, True)]
     qwen2_moe = {"model_type": "qwen2_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512}
     gated = hf_config.parse(LLAMA | qwen2_moe | {"shared_expert_intermediate_size": 777}, name="m", source="", place="")
     assert gated.experts is not None
-    assert (gated.experts.shared, gated.experts.shared_gate, gated.qkv_bias) == (777, True, True)
+    assert (gated.experts.shared, gated.experts.shared_gate, gated.groups[0].layer.mixers[0].qkv_bias) == (
+        777,
+        True,
+        True,
+    )
 
 
 def test_biases_are_counted_where_a_config_has_them():
@@ -568,7 +577,7 @@ def test_specs_are_values(spec):
 def test_activations_match_the_two_points_of_a_log():
     # vLLM 0.6, Llama-3.1-8B on an RTX 3090: 20,000 batched tokens peak 2.07 GiB over the weights, and 9,000 more
     # tokens cost .926 GiB of KV cache (github.com/vllm-project/vllm/issues/10517)
-    model: ModelSpec = catalogue.model("llama-3.1-8b")
+    model = catalogue.model("llama-3.1-8b")
     assert model.activation_bytes_peak(20_000, 256) / GIB == pytest.approx(17.06 - 14.99, rel=0.01)
     more = model.activation_bytes_peak(29_000, 256) - model.activation_bytes_peak(20_000, 256)
     assert more / GIB == pytest.approx(0.926, rel=0.01)
@@ -583,10 +592,12 @@ def test_activations_of_few_tokens_are_those_of_sampling():
     assert sparse.activation_bytes_peak(4096, 1) == 4096 * (3 * 4096 + 2 * 3 * 14_336) * 2
     latent = catalogue.model("deepseek-v3")
     assert latent.activation_bytes_peak(4096, 1) == 4096 * (2 * 7168 + 2 * 128 * 320) * 2
-    narrow = replace(model, intermediate=64)  # queries, keys, values and the output are the widest then
+    narrow = remade(
+        model, feed_forward={"intermediate": 64}
+    )  # queries, keys, values and the output are the widest then
     assert narrow.activation_bytes_peak(4096, 1) == 4096 * (2 * 4096 + 2 * (32 + 8) * 128) * 2
     assert sparse.experts is not None
-    shared = replace(sparse, experts=sparse.experts._replace(shared=50_000))
+    shared = remade(sparse, feed_forward={"shared": 50_000})
     assert shared.activation_bytes_peak(4096, 1) == 4096 * 3 * (4096 + 50_000) * 2
 
 

@@ -33,6 +33,7 @@ from servecast.calibration.operators import Parts, Points, Term
 from servecast.cost.curves import curve, errors_between, left_out
 from servecast.errors import InputError
 from servecast.specs.dtypes import bytes_per_value
+from servecast.specs.layers.layer import Split
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,7 +79,7 @@ def read(folder: Path, model: ModelSpec, device: DeviceSpec, tensor_parallel: in
 
     Raises InputError with the file for a missing table, dtype, head shape or number of GPUs.
     """
-    operators.require_dense(model)
+    attention, _ = operators.require_dense(model)
     grid = _grid(folder / GEMM, _table_dtype(model))
     knots = [m for m in grid.m if m <= _MOST_TOKENS]
     terms = _terms(folder, grid, knots, model, device, tensor_parallel)
@@ -89,7 +90,8 @@ def read(folder: Path, model: ModelSpec, device: DeviceSpec, tensor_parallel: in
         reduce, errors = all_reduce(folder, model, knots, tensor_parallel)
         terms.append(reduce)
         judged += errors
-    heads, kv_heads = model.heads // tensor_parallel, model.kv_heads_per_gpu(tensor_parallel)
+    split = Split(tensor_parallel, model.name)
+    heads, kv_heads = split.share("attention heads", attention.heads), attention.kv_heads_per_gpu(split)
     warm, exact_decode = _attention(folder / DECODE, model, heads, kv_heads, "step")
     cached_s = model.kv_bytes_per_token(tensor_parallel=tensor_parallel) / device.bandwidth_Bps
     decode = [(rows, context, max(seconds, rows * context * cached_s)) for rows, context, seconds in warm]
@@ -169,13 +171,14 @@ def all_reduce(folder: Path, model: ModelSpec, knots: list[int], tensor_parallel
 
 def _matrices(model: ModelSpec, tensor_parallel: int) -> list[tuple[str, int, int]]:
     """(name, n, k) of a layer's matrix products on one GPU: the output and the input width."""
-    queries = model.heads // tensor_parallel * model.head_dim
-    keys = model.kv_heads_per_gpu(tensor_parallel) * model.head_dim
-    inner = model.intermediate // tensor_parallel
+    attention, mlp = operators.require_dense(model)
+    queries = attention.heads // tensor_parallel * attention.head_dim
+    keys = attention.kv_heads_per_gpu(Split(tensor_parallel, model.name)) * attention.head_dim
+    inner = mlp.intermediate // tensor_parallel
     return [
         ("qkv projection", queries + 2 * keys, model.hidden),
         ("output projection", model.hidden, queries),
-        ("gate and up projection", (2 if model.gated else 1) * inner, model.hidden),
+        ("gate and up projection", (mlp.matrices - 1) * inner, model.hidden),
         ("down projection", model.hidden, inner),
     ]
 
@@ -243,7 +246,8 @@ def _attention(path: Path, model: ModelSpec, heads: int, kv_heads: int, length: 
     """(batch, length, seconds) of all layers, and whether so many heads were measured."""
     columns = ("batch_size", length, "num_heads", "num_key_value_heads", "head_dim", "kv_cache_dtype", "latency")
     table = operators.read_table(path, columns)
-    chosen = (table["num_key_value_heads"] == kv_heads) & (table["head_dim"] == model.head_dim)
+    head_dim = operators.require_dense(model)[0].head_dim
+    chosen = (table["num_key_value_heads"] == kv_heads) & (table["head_dim"] == head_dim)
     chosen &= table["kv_cache_dtype"] == "bfloat16"
     if "window_size" in table:
         chosen &= table["window_size"] == 0
@@ -252,7 +256,7 @@ def _attention(path: Path, model: ModelSpec, heads: int, kv_heads: int, length: 
     if not (measured and measured[0] <= heads <= measured[-1]):
         raise InputError(
             str(path),
-            f"holds no attention near {heads} heads, {kv_heads} KV heads of {model.head_dim}: choose another split or "
+            f"holds no attention near {heads} heads, {kv_heads} KV heads of {head_dim}: choose another split or "
             "another GPU",
         )
     near = _neighbours(measured, heads)
@@ -265,7 +269,8 @@ def _attention(path: Path, model: ModelSpec, heads: int, kv_heads: int, length: 
 
 def _beside_prompts(decode: Points, model: ModelSpec, device: DeviceSpec, tensor_parallel: int) -> Points:
     """Decode attention in one launch with prompts: what it takes alone, or reading keys and values again and again."""
-    share = model.heads // tensor_parallel / model.kv_heads_per_gpu(tensor_parallel)
+    attention, _ = operators.require_dense(model)
+    share = attention.heads // tensor_parallel / attention.kv_heads_per_gpu(Split(tensor_parallel, model.name))
     cached_s = model.kv_bytes_per_token(tensor_parallel=tensor_parallel) / device.bandwidth_Bps
     token_s = cached_s * max(1.0, REREAD * share)
     return [(rows, context, max(seconds, rows * context * token_s)) for rows, context, seconds in decode]

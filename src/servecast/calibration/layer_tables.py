@@ -119,10 +119,11 @@ def _terms(
     folder: Path, model: ModelSpec, dense: pd.DataFrame, sequences: pd.DataFrame
 ) -> tuple[list[Term], list[LeftOut]]:
     """Everything but attention, with the errors of leaving points out."""
+    qk_norm = operators.require_dense(model)[0].qk_norm
     terms = [
         _term(dense, folder / DENSE, name, "tokens", times * (model.layers if name in IN_LAYER else 1))
         for name, times in (*IN_LAYER.items(), *((name, 1) for name in ONCE))
-        if name in set(dense["layer"]) or name not in _OPTIONAL or model.qk_norm
+        if name in set(dense["layer"]) or name not in _OPTIONAL or qk_norm
     ]
     terms += [_term(sequences, folder / PER_SEQUENCE, name, "rows", 1) for name in ("lm_head", "sampler")]
     judged: list[LeftOut] = []

@@ -17,6 +17,7 @@ from servecast.cost.curves import Curve, curve, left_out
 from servecast.cost.profile import LeftOut, error_figures
 from servecast.errors import InputError
 from servecast.specs.dtypes import bytes_per_value
+from servecast.specs.layers.layer import Split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     from servecast.cost.tabulated import PrefillBy
     from servecast.specs.device import DeviceSpec
+    from servecast.specs.layers.attention import Attention
+    from servecast.specs.layers.feed_forward import Dense
     from servecast.specs.model import ModelSpec
 
 #: Where a term comes from: a point of a table, a line between its points, or datasheet arithmetic.
@@ -81,17 +84,15 @@ class Parts(NamedTuple):
     rows: int
 
 
-def require_dense(model: ModelSpec) -> None:
-    """Raises InputError for models whose operators the tables do not hold: experts, latent attention, windows."""
-    reasons = {
-        "a mixture of experts": model.experts is not None,
-        "latent attention": model.latent is not None,
-        "a sliding window": any(group.window is not None for group in model.groups),
-    }
-    for what, applies in reasons.items():
-        if applies:
-            problem = f"{model.name} has {what}: tables of operators are put together for dense models only"
-            raise InputError("--model", problem)
+def require_dense(model: ModelSpec) -> tuple[Attention, Dense]:
+    """The attention and the feed-forward that every layer of a model has.
+
+    Raises InputError for models whose operators the tables do not hold: experts, windows, kinds of attention.
+    """
+    if model.plain is None:
+        problem = f"{model.name} has {model.not_plain}: tables of operators are put together for dense models only"
+        raise InputError("--model", problem)
+    return model.plain
 
 
 def elementwise(model: ModelSpec, device: DeviceSpec, knots: Sequence[int], tensor_parallel: int) -> Term:
@@ -102,12 +103,14 @@ def elementwise(model: ModelSpec, device: DeviceSpec, knots: Sequence[int], tens
     and write them, and the cache write reads and writes keys and values.
     """
     value = bytes_per_value(model.dtype)
-    queries = model.heads // tensor_parallel * model.head_dim
-    keys = model.kv_heads_per_gpu(tensor_parallel) * model.head_dim
-    inner = (3 if model.gated else 2) * model.intermediate // tensor_parallel
+    attention, mlp = require_dense(model)
+    split = Split(tensor_parallel, model.name)
+    queries = attention.heads // tensor_parallel * attention.head_dim
+    keys = attention.kv_heads_per_gpu(split) * attention.head_dim
+    inner = mlp.matrices * mlp.intermediate // tensor_parallel
     turned = 2 * (queries + keys)
-    layer = 8 * model.hidden + inner + turned * (2 if model.qk_norm else 1) + 4 * keys
-    launches = 6 if model.qk_norm else 5
+    layer = 8 * model.hidden + inner + turned * (2 if attention.qk_norm else 1) + 4 * keys
+    launches = 6 if attention.qk_norm else 5
     once, moved = (model.layers * launches + 2) * KERNEL_S, (model.layers * layer + 6 * model.hidden) * value
     points = ((n, once + moved * n / device.bandwidth_Bps) for n in knots)
     return Term("elementwise kernels", "tokens", "roofline", curve(points))

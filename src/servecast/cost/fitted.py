@@ -26,7 +26,7 @@ import numpy as np
 
 from servecast.cost.model import Domain, Measured, keep, require_tokens
 from servecast.errors import InputError
-from servecast.specs.model import cached_in_window, pairs_in_window
+from servecast.specs.layers.layer import cached_in_window, pairs_in_window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

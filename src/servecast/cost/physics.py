@@ -46,25 +46,27 @@ def of(model: ModelSpec, device: DeviceSpec, tensor_parallel: int = 1, kv_dtype:
 
     embedding_row = model.vocab_table_bytes() / model.padded_vocab
     share, untouched = 0.0, 0.0
-    if model.experts and any(group.sparse for group in model.groups):
+    if model.experts:
         everything = weights(1_000_000)
         untouched = 1 - model.experts.active / model.experts.total
         share = (1 - weights(1) / everything) / untouched
     else:
         everything = weights(1)
 
-    def attention(one: StepShape) -> float:
-        return float(model.attention_flops(one, tensor_parallel=tensor_parallel)) / peak
-
-    cached = float(model.kv_bytes_per_token(kv_dtype=kv_dtype, tensor_parallel=tensor_parallel)) / bandwidth
-    windows = tuple(Window(g.layers / model.layers, g.window) for g in model.groups if g.window is not None)
+    met = model.attended(kv_dtype, tensor_parallel)
+    pair = sum(layers * read.prefill_pair for layers, read in met.reads) / peak
+    # A decode row reads its cached tokens, or computes over them where that takes longer (latent attention).
+    cached = float(sum(layers * read.token_bytes for layers, read in met.reads))
+    context = max(cached / bandwidth, sum(layers * read.decode_pair for layers, read in met.reads) / peak)
+    windows = tuple(
+        Window(layers * read.token_bytes / cached, read.window) for layers, read in met.reads if read.window is not None
+    )
     return Physics(
         weight_read_s=everything / bandwidth,
-        token_s=(linear(1001, 1) - linear(1, 1)) / 1000 / peak,
-        pair_s=attention(StepShape(1, 1, 1, 0, 0, 0, 1)),
-        # A decode row reads its cached tokens, or computes over them where that takes longer (latent attention).
-        context_s=max(cached, attention(StepShape(0, 0, 0, 0, 1, 0, 1))),
-        row_s=(linear(1, 2) - linear(1, 1)) / peak,
+        token_s=((linear(1001, 1) - linear(1, 1)) / 1000 + met.token_flops) / peak,
+        pair_s=pair,
+        context_s=context,
+        row_s=(linear(1, 2) - linear(1, 1)) / peak + met.row_bytes / bandwidth,
         expert_share=share,
         expert_untouched=untouched,
         windows=windows,

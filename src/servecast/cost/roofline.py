@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from servecast.batch import StepShape
 from servecast.cost.model import keep, require_tokens
 from servecast.errors import InputError
 from servecast.specs.dtypes import bytes_per_value
 
 if TYPE_CHECKING:
+    from servecast.batch import StepShape
     from servecast.cost.model import Scalars
     from servecast.specs.device import DeviceSpec
-    from servecast.specs.model import ModelSpec
+    from servecast.specs.model import Attended, ModelSpec
 
 COMPUTE_EFFICIENCY: Final = 0.70
 """Share of peak FLOP/s that matrix multiplications reach inside a running engine. Alone, Qwen3-14B's layers reach 0.80
@@ -61,8 +61,8 @@ class Roofline:
     _pair_s: float = field(init=False, repr=False, compare=False)
     _decode_pair_s: float = field(init=False, repr=False, compare=False)
     _context_s: float = field(init=False, repr=False, compare=False)
-    _windows: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
-    _full_layers: int = field(init=False, repr=False, compare=False)
+    _attended: Attended = field(init=False, repr=False, compare=False)
+    _layers: tuple[tuple[int | None, float, float], ...] = field(init=False, repr=False, compare=False)
     _linear: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -79,14 +79,17 @@ class Roofline:
         reduced = 2 * self.model.layers * share * message
         alone = self.tensor_parallel == 1  # a device may state no interconnect
         derive(self, "_reduce_s", 0.0 if alone else reduced / self.device.interconnect_Bps)
-        derive(self, "_windows", tuple((g.layers, g.window) for g in self.model.groups if g.window is not None))
-        derive(self, "_full_layers", sum(group.layers for group in self.model.groups if group.window is None))
-        # One layer's cost of a pair or a cached token, from shapes that hold one of it and that no window can cut.
-        layers = self.model.layers
-        prefill, decode = StepShape(1, 1, 1, 0, 0, 0, 1), StepShape(0, 0, 0, 0, 1, 0, 1)
-        derive(self, "_pair_s", self._attention_flops_s(prefill) / layers)
-        derive(self, "_decode_pair_s", self._attention_flops_s(decode) / layers)
-        derive(self, "_context_s", self._attention_bytes_s(decode) / layers)
+        attended = self.model.attended(self.kv_dtype, self.tensor_parallel)
+        derive(self, "_attended", attended)
+        # Every kind of read as so many layers of the first kind: what a pair or a cached token costs in one of those.
+        reads, first = attended.reads, attended.reads[0][1]
+        compute = [layers * (read.decode_pair / first.decode_pair) for layers, read in reads]
+        memory = [layers * (read.token_bytes / first.token_bytes) for layers, read in reads]
+        windows = [read.window for _, read in reads]
+        derive(self, "_layers", tuple(zip(windows, compute, memory, strict=True)))
+        derive(self, "_pair_s", sum(n * read.prefill_pair for n, read in reads) / self._flops / sum(compute))
+        derive(self, "_decode_pair_s", sum(n * read.decode_pair for n, read in reads) / self._flops / sum(compute))
+        derive(self, "_context_s", sum(n * read.token_bytes for n, read in reads) / self._bandwidth / sum(memory))
 
     @property
     def calibrated(self) -> bool:
@@ -107,20 +110,17 @@ class Roofline:
         linear = self._linear.get((tokens, prefill_rows + rows))
         if linear is None:
             linear = self._remember(shape)
-        growing, count = self._full_layers, iterations
-        if self._windows:
-            for layers, window in self._windows:
-                left = rows * (window - 1) - context
-                if left > 0:
-                    growing += layers
-                    count = min(count, left // rows + 1)
+        compute_layers, memory_layers, count = self._growing(rows, context, iterations)
+        if len(self._layers) > 1 or self._layers[0][0] is not None:
             compute = self._attention_flops_s(shape)
             memory = self._attention_bytes_s(shape)
         else:
-            compute = growing * (self._pair_s * pairs + self._decode_pair_s * (context + rows))
-            memory = growing * self._context_s * (context + prefill_context + tokens)
-        compute_slope = growing * self._decode_pair_s * rows
-        memory_slope = growing * self._context_s * rows
+            compute = compute_layers * (self._pair_s * pairs + self._decode_pair_s * (context + rows))
+            memory = memory_layers * self._context_s * (context + prefill_context + tokens)
+            compute += self._attended.token_flops * tokens / self._flops
+            memory += self._attended.row_bytes * (prefill_rows + rows) / self._bandwidth
+        compute_slope = compute_layers * self._decode_pair_s * rows
+        memory_slope = memory_layers * self._context_s * rows
         # The piece ends where the lower of the two lines overtakes the other.
         if memory > compute or (memory == compute and memory_slope >= compute_slope):
             if compute_slope > memory_slope:
@@ -135,6 +135,19 @@ class Roofline:
         outside = np.zeros(np.broadcast_shapes(*(np.shape(v) for v in shape)), dtype=bool)
         return outside if outside.ndim else False
 
+    def _growing(self, rows: int, context: int, iterations: int) -> tuple[float, float, int]:
+        """Layers that meet one token more in each iteration, by FLOPs and by bytes, and for how many that holds."""
+        compute = memory = 0.0
+        for window, flops_layers, bytes_layers in self._layers:
+            if window is not None:
+                left = rows * (window - 1) - context
+                if left <= 0:
+                    continue
+                iterations = min(iterations, left // rows + 1)
+            compute += flops_layers
+            memory += bytes_layers
+        return compute, memory, iterations
+
     def _remember(self, shape: StepShape) -> float:
         tokens = shape.prefill_tokens + shape.decode_rows
         require_tokens(self.name, tokens)
@@ -148,11 +161,10 @@ class Roofline:
         return np.maximum(compute, memory) + self._reduce_s * tokens + self.overhead_s
 
     def _attention_flops_s(self, shape: StepShape) -> Scalars:
-        return self.model.attention_flops(shape, tensor_parallel=self.tensor_parallel) / self._flops
+        return self._attended.flops(shape) / self._flops
 
     def _attention_bytes_s(self, shape: StepShape) -> Scalars:
-        moved = self.model.attention_bytes(shape, kv_dtype=self.kv_dtype, tensor_parallel=self.tensor_parallel)
-        return moved / self._bandwidth
+        return self._attended.bytes(shape) / self._bandwidth
 
 
 def peak_flops(model: ModelSpec, device: DeviceSpec) -> float:

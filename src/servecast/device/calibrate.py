@@ -36,7 +36,7 @@ from servecast.device import footprint, grid, machine
 from servecast.device.calibration_files import COLUMNS, REFERENCES, Files
 from servecast.device.limit import out_of_memory
 from servecast.device.machine import ceilings
-from servecast.device.model import DTYPES, Transformer, refuse_unsupported, transformer
+from servecast.device.model import DTYPES, Transformer, require_dense, transformer
 from servecast.device.quality import by_step, coverage, errors, intervals, noise, shapes
 from servecast.device.serving import Padded, Ragged
 from servecast.device.steps import Steps
@@ -112,7 +112,7 @@ def calibrate(request: Request, progress: Callable[[Progress], None] = lambda pr
     """
     begun = time.monotonic()
     deadline = begun + request.budget_s
-    refuse_unsupported(request.model)
+    require_dense(request.model)
     device = open_device(request.device)
     spec = machine.spec_of(device, request.entry)
     dtype = request.dtype or request.model.dtype

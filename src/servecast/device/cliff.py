@@ -26,7 +26,7 @@ import torch
 from servecast.device import footprint, grid, machine
 from servecast.device.calibrate import activations
 from servecast.device.limit import data_bytes, give_back_freed_memory, out_of_memory, status_bytes
-from servecast.device.model import refuse_unsupported, transformer
+from servecast.device.model import require_dense, transformer
 from servecast.device.serving import KVCache, Padded, Ragged
 from servecast.device.timing import open_device
 from servecast.errors import InputError
@@ -109,7 +109,7 @@ class Forecast(NamedTuple):
 
 def cliff(case: CliffCase, progress: Callable[[Try], None] = lambda made: None) -> Cliff:
     """Forecast, then find by running. Raises InputError for a limit that no batch meets, or every one."""
-    refuse_unsupported(case.model)
+    require_dense(case.model)
     if case.prompt < 1 or case.output < 1:
         raise InputError("--prompt", f"prompt {case.prompt} and output {case.output} must be at least 1 token each")
     there = machine.memory_bytes(open_device(case.device), catalogue.device("cpu"))
@@ -151,7 +151,7 @@ def forecast_of(case: CliffCase) -> Forecast:
         ragged = Ragged(model, KVCache(model, small.rows, small.length), graphs=False)
         found = activations(ragged, small)
     computed, length = replace(case.model, dtype=case.dtype), case.prompt + case.output
-    rotary = 2 * length * case.model.head_dim * model.dtype.itemsize
+    rotary = 2 * length * model.attention.head_dim * model.dtype.itemsize
     return Forecast(computed.weight_bytes() + rotary, computed.kv_bytes_per_token() * length, found, case.prompt)
 
 

@@ -14,17 +14,20 @@ in QKV, feed-forwards without a gate, quantised weights. Sources: Llama (arXiv 2
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
 
 from servecast.errors import InputError
+from servecast.specs.layers.attention import Attention
+from servecast.specs.layers.layer import Weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from servecast.specs.layers.feed_forward import Dense
     from servecast.specs.model import ModelSpec
 
     #: attend(layer, q (T, heads, head_dim), k, v (T, kv_heads, head_dim)) -> (T, heads * head_dim)
@@ -57,6 +60,7 @@ class Transformer:
     """A model's weights on a device. ``cos``, ``sin`` : (max_positions, head_dim) of the rotary embedding."""
 
     spec: ModelSpec
+    attention: Attention
     layers: tuple[_Layer, ...]
     embedding: torch.Tensor
     norm: torch.Tensor
@@ -88,8 +92,8 @@ class Transformer:
         self, tokens: torch.Tensor, positions: torch.Tensor, sampled: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
         """Logits (rows, vocab) of the tokens at ``sampled``; ``tokens`` and ``positions`` are (T,) int64."""
-        spec = self.spec
-        heads, kv_heads, width = spec.heads, spec.kv_heads, spec.head_dim
+        spec, attention = self.spec, self.attention
+        heads, kv_heads, width = attention.heads, attention.kv_heads, attention.head_dim
         parts = (heads * width, kv_heads * width, kv_heads * width)
         x = functional.embedding(tokens, self.embedding)
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
@@ -116,22 +120,32 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
     return x * cos + torch.cat((-second, first), -1) * sin
 
 
-def refuse_unsupported(spec: ModelSpec) -> None:
-    """Raises InputError for what `Transformer` cannot compute."""
-    reasons = {
-        "mixture of experts": spec.experts is not None,
-        "latent attention": spec.latent is not None,
-        "sliding windows": any(group.window is not None for group in spec.groups),
-        "attention sinks": spec.sinks,
-        "a feed-forward without a gate": not spec.gated,
-        "biases outside QKV": spec.output_bias or spec.mlp_bias,
-        "four norms a layer": spec.norms != 2,
-        "quantised weights": spec.weight_dtype not in (None, spec.dtype),
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            problem = f"{spec.name} has {reason}, which is not computed here: choose a dense model in 16 or 32 bits"
-            raise InputError("model", problem)
+def require_dense(spec: ModelSpec) -> tuple[Attention, Dense]:
+    """The attention and the feed-forward that every layer of a model has.
+
+    Raises InputError for what `Transformer` cannot compute.
+    """
+    reason, parts = spec.not_plain, spec.plain
+    if parts is not None:
+        attention, mlp = parts
+        plain = Attention(attention.heads, attention.kv_heads, attention.head_dim)
+        reasons = {
+            "attention sinks": attention.sinks,
+            "a feed-forward without a gate": not mlp.gated,
+            "biases outside QKV": attention.output_bias or mlp.bias,
+            "attention of its own kind": replace(
+                attention, qkv_bias=False, qk_norm=False, sinks=False, output_bias=False
+            )
+            != plain,
+            "other norms than two a layer": spec.groups[0].layer.norms != 2,
+            "weights outside its layers": spec.extra != Weights(0) or spec.lookup > 0,
+            "quantised weights": spec.weight_dtype not in (None, spec.dtype),
+        }
+        reason = next((reason for reason, applies in reasons.items() if applies), "")
+    if reason or parts is None:
+        problem = f"{spec.name} has {reason}, which is not computed here: choose a dense model in 16 or 32 bits"
+        raise InputError("model", problem)
+    return parts
 
 
 def transformer(
@@ -149,7 +163,7 @@ def transformer(
     layers : so many instead of the model's own; made : called after each with how many there are, and of how many
     Raises InputError for a model that cannot be computed here.
     """
-    refuse_unsupported(spec)
+    attention, mlp = require_dense(spec)
     width = DTYPES[dtype]
     generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -159,7 +173,7 @@ def transformer(
     def ones(size: int) -> torch.Tensor:
         return torch.ones(size, dtype=width, device=device)
 
-    query, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    query, kv = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
     wanted = spec.layers if layers is None else layers
     every = []
     for number in range(wanted):
@@ -167,20 +181,20 @@ def transformer(
             _Layer(
                 attention_norm=ones(spec.hidden),
                 qkv=random(query + 2 * kv, spec.hidden),
-                qkv_bias=random(query + 2 * kv) if spec.qkv_bias else None,
-                query_norm=ones(spec.head_dim) if spec.qk_norm else None,
-                key_norm=ones(spec.head_dim) if spec.qk_norm else None,
+                qkv_bias=random(query + 2 * kv) if attention.qkv_bias else None,
+                query_norm=ones(attention.head_dim) if attention.qk_norm else None,
+                key_norm=ones(attention.head_dim) if attention.qk_norm else None,
                 output=random(spec.hidden, query),
                 feed_norm=ones(spec.hidden),
-                gate_up=random(2 * spec.intermediate, spec.hidden),
-                down=random(spec.hidden, spec.intermediate),
+                gate_up=random(2 * mlp.intermediate, spec.hidden),
+                down=random(spec.hidden, mlp.intermediate),
             )
         )
         made(number + 1, wanted)
     embedding = random(spec.padded_vocab, spec.hidden)
     head = embedding if spec.tied_embeddings else random(spec.padded_vocab, spec.hidden)
-    cos, sin = _rotary_tables(max_positions, spec.head_dim, width, device)
-    return Transformer(spec, tuple(every), embedding, ones(spec.hidden), head, cos, sin)
+    cos, sin = _rotary_tables(max_positions, attention.head_dim, width, device)
+    return Transformer(spec, attention, tuple(every), embedding, ones(spec.hidden), head, cos, sin)
 
 
 def _rotary_tables(

@@ -54,7 +54,7 @@ class KVCache:
         self.slots = slots
         self.reserved: Reserved | None = None
         if growing:
-            heads, width = model.spec.kv_heads, model.spec.head_dim
+            heads, width = model.attention.kv_heads, model.attention.head_dim
             self.reserved = Reserved(2 * len(model.layers), slots, max_length, heads * width * model.dtype.itemsize)
             tensors = self.reserved.tensors(model.dtype, heads, width)
             self.keys, self.values = tensors[::2], tensors[1::2]
@@ -62,7 +62,7 @@ class KVCache:
             return
         self.max_length = -(-max_length // PAGE) * PAGE if model.device.type == "cuda" else max_length
         spare = 1 if model.device.type == "cuda" else 0
-        shape = (slots + spare, self.max_length, model.spec.kv_heads, model.spec.head_dim)
+        shape = (slots + spare, self.max_length, model.attention.kv_heads, model.attention.head_dim)
         generator = torch.Generator(device=model.device).manual_seed(1)
 
         def random() -> torch.Tensor:
@@ -127,7 +127,7 @@ class Ragged:
         from torch.nn.attention.varlen import varlen_attn
 
         model, cache = self.model, self.cache
-        pages = (-1, PAGE, model.spec.kv_heads, model.spec.head_dim)
+        pages = (-1, PAGE, model.attention.kv_heads, model.attention.head_dim)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             keys, values = cache.keys[layer], cache.values[layer]

@@ -14,15 +14,19 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servecast.errors import InputError
 from servecast.specs.dtypes import dtype_name
-from servecast.specs.model import Experts, Latent, LayerGroup, ModelSpec
+from servecast.specs.layers.attention import Attention, LatentAttention
+from servecast.specs.layers.feed_forward import Dense, Experts
+from servecast.specs.layers.layer import Layer, LayerGroup
+from servecast.specs.model import ModelSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _QKV_BIASED = {"qwen2", "qwen2_moe", "qwen2_vl_text", "qwen2_5_vl_text", "glm4"}
 _QK_NORMED = {"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "apertus", "qwen3_vl_text"}
@@ -63,45 +67,55 @@ def parse(config: Mapping[str, Any], *, name: str, source: str, place: str) -> M
     family = str(keys.get("model_type") or "")
     if config.get("is_encoder_decoder"):
         raise keys.refused("is_encoder_decoder", "true is not supported; use a decoder-only model")
-    hidden = keys.whole("hidden_size")
-    heads = keys.whole("num_attention_heads")
-    latent = _latent(keys)
     weight_dtype, experts_only = _quantization(keys)
-    attention_bias = bool(keys.get("attention_bias"))
+    tied = keys.get("tie_word_embeddings")
+    layers = Counter(_layers(keys, family))
+    return ModelSpec(
+        name=name,
+        source=source,
+        hidden=keys.whole("hidden_size"),
+        vocab=keys.whole("vocab_size"),
+        groups=tuple(LayerGroup(count, layer) for layer, count in layers.items()),
+        max_position=keys.whole("max_position_embeddings", 0) or None,
+        tied_embeddings=family in _TIED_UNLESS_SAID if tied is None else bool(tied),
+        dtype=_dtype(keys),
+        weight_dtype=weight_dtype,
+        quantized_experts_only=experts_only,
+    )
+
+
+def _layers(keys: _Keys, family: str) -> Iterator[Layer]:
+    """Every layer, first to last."""
+    attention = _latent(keys) or _attention(keys, family)
+    windows = _windows(keys, family, keys.whole("num_hidden_layers"))
     experts = _experts(keys, family)
+    width = keys.whole("intermediate_size", experts.intermediate if experts else None)
+    dense = Dense(width, gated=family not in _TWO_MATRIX_MLP, bias=bool(keys.get("mlp_bias")))
+    norms = 4 if family in _FOUR_NORMS else 2
+    for number, window in enumerate(windows):
+        mixer = replace(attention, window=window) if isinstance(attention, Attention) else attention
+        sparse = experts is not None and _is_sparse(keys, number)
+        yield Layer((mixer,), experts if sparse else dense, norms)
+
+
+def _attention(keys: _Keys, family: str) -> Attention:
+    hidden, heads = keys.whole("hidden_size"), keys.whole("num_attention_heads")
     kv_heads = keys.whole("num_key_value_heads", heads)
     if kv_heads > heads or heads % kv_heads:
         raise keys.refused("num_key_value_heads", f"is {kv_heads}; it must divide num_attention_heads {heads}")
     head_dim = keys.whole("head_dim", 0)
-    if not head_dim and not latent and hidden % heads:
+    if not head_dim and hidden % heads:
         problem = f"is missing and hidden_size {hidden} is not a multiple of {heads} heads; state it"
         raise keys.refused("head_dim", problem)
-    intermediate = keys.whole("intermediate_size", experts.intermediate if experts else None)
-    tied = keys.get("tie_word_embeddings")
-    return ModelSpec(
-        name=name,
-        source=source,
-        hidden=hidden,
-        vocab=keys.whole("vocab_size"),
+    bias = bool(keys.get("attention_bias"))
+    return Attention(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim or hidden // heads,
-        intermediate=intermediate,
-        groups=_groups(keys, family, experts is not None),
-        max_position=keys.whole("max_position_embeddings", 0) or None,
-        experts=experts,
-        latent=latent,
-        tied_embeddings=family in _TIED_UNLESS_SAID if tied is None else bool(tied),
-        gated=family not in _TWO_MATRIX_MLP,
-        qkv_bias=attention_bias or family in _QKV_BIASED,
-        output_bias=attention_bias,
-        mlp_bias=bool(keys.get("mlp_bias")),
+        qkv_bias=bias or family in _QKV_BIASED,
+        output_bias=bias,
         qk_norm=family in _QK_NORMED,
         sinks=family == "gpt_oss",
-        norms=4 if family in _FOUR_NORMS else 2,
-        dtype=_dtype(keys),
-        weight_dtype=weight_dtype,
-        quantized_experts_only=experts_only,
     )
 
 
@@ -151,10 +165,11 @@ def _dtype(keys: _Keys) -> str:
     return "bf16" if given is None else dtype_name(given, f"{keys.place}: {key}")
 
 
-def _latent(keys: _Keys) -> Latent | None:
+def _latent(keys: _Keys) -> LatentAttention | None:
     if keys.get("kv_lora_rank") is None:
         return None
-    return Latent(
+    return LatentAttention(
+        heads=keys.whole("num_attention_heads"),
         query_rank=keys.whole("q_lora_rank", 0) or None,
         kv_rank=keys.whole("kv_lora_rank"),
         nope=keys.whole("qk_nope_head_dim"),
@@ -177,17 +192,11 @@ def _experts(keys: _Keys, family: str) -> Experts | None:
         active=active,
         intermediate=intermediate,
         shared=shared,
+        gated=family not in _TWO_MATRIX_MLP,
         shared_gate=family == "qwen2_moe",
         router_bias=family == "gpt_oss" or keys.get("topk_method") == "noaux_tc",
         biases=family == "gpt_oss",
     )
-
-
-def _groups(keys: _Keys, family: str, has_experts: bool) -> tuple[LayerGroup, ...]:
-    """Layers gathered by window and kind of feed-forward, in order of first appearance."""
-    windows = _windows(keys, family, keys.whole("num_hidden_layers"))
-    counted = Counter((window, has_experts and _is_sparse(keys, layer)) for layer, window in enumerate(windows))
-    return tuple(LayerGroup(layers, window, sparse) for (window, sparse), layers in counted.items())
 
 
 def _is_sparse(keys: _Keys, layer: int) -> bool:

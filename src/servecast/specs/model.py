@@ -1,37 +1,47 @@
-"""What a decoder-only transformer holds and computes: parameters, weight bytes, KV bytes, FLOPs and bytes of a step.
+"""What a decoder holds and computes: parameters, weight bytes, KV and state bytes, FLOPs and bytes of a step.
 
-A model is hidden size, vocabulary and groups of equal layers. A group attends fully or within a window, and its
-feed-forward is dense or a mixture of experts; latent attention (MLA, DeepSeek-V2 section 2.1) replaces keys and values
-by one compressed vector for all heads. From these follow, per GPU of a tensor-parallel group:
+A model is hidden size, vocabulary and groups of equal layers. `servecast.specs.layers` holds the kinds of layer with
+the arithmetic of one; from these follow, per GPU of a tensor-parallel group:
 
     parameters    every matrix, bias, norm weight, router and sink: the count of the checkpoint, exactly
     weight bytes  heads, intermediate columns and vocabulary rows are split; norms, routers and MLA down-projections are
                   replicated, and so are KV heads once there are fewer than GPUs (vLLM, `QKVParallelLinear`)
-    KV bytes      2 x kv_heads x head_dim per token and layer, or kv_rank + rope for MLA (whole on every GPU)
-    step FLOPs    2 x parameters used x tokens (linear) + 4 x heads x head_dim x query-key pairs (attention)
-    step bytes    weights read once + cached keys and values read + new ones written
+    KV bytes      what attention layers cache a token          state bytes   what recurrent layers keep a sequence
+    step FLOPs    2 x parameters used x tokens (linear) + query-key pairs (attention) + tokens on the state (recurrent)
+    step bytes    weights read once + cached keys and values read + new ones written + states read and written
 
-Left out: vision and audio towers, activations that travel through memory inside a step (fused or cached for the most
-part), soft-max and norm arithmetic (under 1 % of the FLOPs), collectives, speculative heads.
+Left out: vision and audio towers, multi-token prediction, activations that travel through memory inside a step (fused
+or cached for the most part), soft-max and norm arithmetic (under 1 % of the FLOPs), collectives.
 
 The step methods take `StepShape` fields as numbers or as equally long numpy arrays. They use nothing but operators that
-both have; `_smaller` is the minimum of the two kinds.
+both have.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
-from servecast.errors import InputError
 from servecast.specs.dtypes import bytes_per_value
+from servecast.specs.layers.attention import Attention
+from servecast.specs.layers.feed_forward import Dense, Experts
+from servecast.specs.layers.layer import (
+    NOTHING,
+    LayerGroup,
+    Read,
+    Split,
+    Sum,
+    Weights,
+    cached_in_window,
+    pairs_in_window,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from servecast.batch import StepShape
-
-Sum: TypeAlias = Any  # a float, or an array of them where the fields of the shape are arrays
+    from servecast.specs.layers.layer import Layer, Mixer
 
 _VOCAB_MULTIPLE = 64  # rows the vocabulary is padded to before it is split (vLLM, DEFAULT_VOCAB_PADDING_SIZE)
 
@@ -45,80 +55,52 @@ copy (4) with int64 indices (8), its soft-max (4) and cumulative sum (4): vLLM V
 that `profile_run` measures. Every GPU holds the whole vocabulary here: logits are gathered before sampling."""
 
 
-class LayerGroup(NamedTuple):
-    """Equal layers: how many, the attention window in tokens (None: full), and whether they route to experts."""
+class Attended(NamedTuple):
+    """What a step costs beside the weights, in all layers together on one GPU.
 
-    layers: int
-    window: int | None = None
-    sparse: bool = False
-
-
-class Experts(NamedTuple):
-    """The mixture of experts of a sparse layer: ``total`` routed ones of which a token takes ``active``.
-
-    ``shared`` is the intermediate width of what every token passes beside them (0: nothing), ``shared_gate`` whether a
-    learned scalar weighs it (Qwen2-MoE); ``router_bias`` and ``biases`` say whether router and experts have biases.
+    reads : kinds of cached tokens, each with the number of layers that meet them so
+    token_flops : FLOPs of recurrent layers for one token; row_bytes : their state of one row, read and written
     """
 
-    total: int
-    active: int
-    intermediate: int
-    shared: int = 0
-    shared_gate: bool = False
-    router_bias: bool = False
-    biases: bool = False
+    reads: tuple[tuple[int, Read], ...]
+    token_flops: float
+    row_bytes: float
 
+    def flops(self, shape: StepShape) -> Sum:
+        """FLOPs of scores and weighted values over causal query-key pairs, and of recurrent states."""
+        total = self.token_flops * (shape.prefill_tokens + shape.decode_rows)
+        for layers, read in self.reads:
+            prefill, decode = pairs_in_window(shape, read.window)
+            total = total + layers * (read.prefill_pair * prefill + read.decode_pair * decode)
+        return total
 
-class Latent(NamedTuple):
-    """Multi-head latent attention: ranks of the compressed query (None: uncompressed) and KV, widths per head."""
-
-    query_rank: int | None
-    kv_rank: int
-    nope: int
-    rope: int
-    value: int
-
-
-class _LayerWeights(NamedTuple):
-    """Parameters of one layer on one GPU."""
-
-    linear: int  # matrices that every token passes
-    expert: int  # matrices of one routed expert
-    expert_stored: int  # the same with the padding they have in memory
-    router: int
-    plain: int  # norms, biases and sinks, never quantised
-    expert_plain: int  # biases of one routed expert
+    def bytes(self, shape: StepShape) -> Sum:
+        """Bytes of cached tokens read by each row and of new ones written, and of recurrent states."""
+        tokens = shape.prefill_tokens + shape.decode_rows
+        moved = self.row_bytes * (shape.prefill_rows + shape.decode_rows)
+        for layers, read in self.reads:
+            moved = moved + layers * (cached_in_window(shape, read.window) + tokens) * read.token_bytes
+        return moved
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder-only transformer, by its shape. Widths in elements; see the module for what is counted.
+    """A decoder, by its shape. Widths in values; see the module for what is counted.
 
-    ``gated`` feed-forwards have three matrices (SwiGLU, GeGLU), others two. ``dtype`` is that of activations,
-    embeddings and norms; ``weight_dtype`` that of the linear layers (None: the same), of the routed experts alone when
-    ``quantized_experts_only``. ``norms`` counts norm weights of full width in a layer.
+    ``dtype`` is that of activations, embeddings and norms; ``weight_dtype`` that of the linear layers (None: the same),
+    of the routed experts alone when ``quantized_experts_only``. ``extra`` counts weights outside the layers beside the
+    embeddings, the lm_head and one final norm; ``lookup`` values of further tables of which a token reads a row.
     """
 
     name: str
     source: str
     hidden: int
     vocab: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
     groups: tuple[LayerGroup, ...]
     max_position: int | None = None
-    experts: Experts | None = None
-    latent: Latent | None = None
     tied_embeddings: bool = False
-    gated: bool = True
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    sinks: bool = False
-    norms: int = 2
+    extra: Weights = NOTHING
+    lookup: int = 0
     dtype: str = "bf16"
     weight_dtype: str | None = None
     quantized_experts_only: bool = False
@@ -129,17 +111,48 @@ class ModelSpec:
         return sum(group.layers for group in self.groups)
 
     @property
+    def kinds(self) -> Mapping[str, int]:
+        """How many layers mix tokens in which way: {"full attention": 12, "linear attention": 36}."""
+        counted: Counter[str] = Counter()
+        for group in self.groups:
+            counted[group.layer.kind] += group.layers
+        return counted
+
+    @property
+    def experts(self) -> Experts | None:
+        """The mixture of experts of the first layer that has one; None in a dense model."""
+        feed_forwards = (group.layer.feed_forward for group in self.groups)
+        return next((one for one in feed_forwards if isinstance(one, Experts)), None)
+
+    @property
+    def plain(self) -> tuple[Attention, Dense] | None:
+        """Attention and feed-forward of every layer where all are equal, attend fully and are dense; else None."""
+        layer = self.groups[0].layer
+        if self.not_plain or not (isinstance(layer.mixers[0], Attention) and isinstance(layer.feed_forward, Dense)):
+            return None
+        return layer.mixers[0], layer.feed_forward
+
+    @property
+    def not_plain(self) -> str:
+        """What a model has beyond equal layers of full attention and a dense feed-forward, in words; '' if nothing."""
+        if self.experts:
+            return "a mixture of experts"
+        if unlike := [kind for kind in self.kinds if kind != "full attention"]:
+            return unlike[0]
+        return "layers of several widths" if len(self.groups) > 1 else ""
+
+    @property
     def padded_vocab(self) -> int:
         """Vocabulary rows in memory: padded to a multiple of 64 before any split."""
         return _padded(self.vocab, _VOCAB_MULTIPLE)
 
     def parameters(self) -> int:
         """Parameters of the checkpoint, all experts counted."""
-        return self._parameters(self.experts.total if self.experts else 0)
+        return self._parameters(every_expert=True)
 
     def active_parameters(self) -> int:
         """Parameters one token can touch: all but the experts it is not routed to."""
-        return self._parameters(self.experts.active if self.experts else 0)
+        return self._parameters(every_expert=False)
 
     def weight_bytes(self, tensor_parallel: int = 1) -> float:
         """Bytes of weights that each GPU holds.
@@ -147,53 +160,59 @@ class ModelSpec:
         Raises InputError where heads, KV heads or widths cannot be split over ``tensor_parallel`` GPUs.
         """
         tables = 1 if self.tied_embeddings else 2
-        total = tables * self.vocab_table_bytes(tensor_parallel) + self.hidden * self._value_bytes
-        for group, layer in self._group_weights(tensor_parallel):
-            total += group.layers * self._layer_bytes(layer, self.experts.total if self.experts else 0)
+        total = tables * self.vocab_table_bytes(tensor_parallel)
+        total += (self.hidden + self.extra.plain + self.extra.matrices + self.lookup) * self._value_bytes
+        for group in self.groups:
+            feed_forward = group.layer.feed_forward
+            experts = feed_forward.total if isinstance(feed_forward, Experts) else 0
+            total += group.weight_sets * self._layer_bytes(group.layer, experts, self._split(tensor_parallel))
         return total
 
     def vocab_table_bytes(self, tensor_parallel: int = 1) -> float:
         """Bytes of one embedding or lm_head table on each GPU."""
-        return self._share("padded vocabulary", self.padded_vocab, tensor_parallel) * self.hidden * self._value_bytes
-
-    def kv_heads_per_gpu(self, tensor_parallel: int = 1) -> int:
-        """KV heads on each GPU: an equal share, or one replicated head where GPUs outnumber them."""
-        self._share("attention heads", self.heads, tensor_parallel)
-        if self.kv_heads % tensor_parallel and tensor_parallel % self.kv_heads:
-            heads = f"the {self.kv_heads} KV heads of {self.name}; use a divisor or a multiple of it"
-            raise _not_split(f"{tensor_parallel} GPUs can neither share nor replicate {heads}")
-        return max(1, self.kv_heads // tensor_parallel)
+        rows = self._split(tensor_parallel).share("padded vocabulary", self.padded_vocab)
+        return rows * self.hidden * self._value_bytes
 
     def kv_bytes_per_token(self, kv_dtype: str | None = None, tensor_parallel: int = 1) -> float:
-        """KV bytes of one token on each GPU, every layer counted as if it attended fully."""
-        return self.layers * self._kv_layer_bytes(kv_dtype, tensor_parallel)
+        """KV bytes of one token on each GPU, every attention layer counted as if it attended fully."""
+        return sum(layers * each for layers, _, each in self._caches(kv_dtype, tensor_parallel))
 
     def kv_bytes(self, tokens: int, kv_dtype: str | None = None, tensor_parallel: int = 1) -> float:
         """KV bytes on each GPU of one sequence of ``tokens``; a sliding layer keeps no more than its window."""
-        kept = sum(group.layers * min(tokens, group.window or tokens) for group in self.groups)
-        return kept * self._kv_layer_bytes(kv_dtype, tensor_parallel)
+        caches = self._caches(kv_dtype, tensor_parallel)
+        return sum(layers * min(tokens, mixer.window or tokens) * each for layers, mixer, each in caches)
 
     def full_kv_bytes_per_token(self, kv_dtype: str | None = None, tensor_parallel: int = 1) -> float:
         """KV bytes of one token on each GPU in the layers that attend fully: what a long sequence grows by."""
-        full = sum(group.layers for group in self.groups if group.window is None)
-        return full * self._kv_layer_bytes(kv_dtype, tensor_parallel)
+        caches = self._caches(kv_dtype, tensor_parallel)
+        return sum((layers * each for layers, mixer, each in caches if mixer.window is None), 0.0)
 
     def window_bytes(self, block_size: int, kv_dtype: str | None = None, tensor_parallel: int = 1) -> float:
         """Most KV bytes on each GPU that the sliding layers of one sequence keep, in whole blocks: one more than the
         window fills, since it can begin anywhere in a block."""
-        kept = sum(group.layers * (-(-group.window // block_size) + 1) for group in self.groups if group.window)
-        return kept * block_size * self._kv_layer_bytes(kv_dtype, tensor_parallel)
+        kept = 0.0
+        for layers, mixer, each in self._caches(kv_dtype, tensor_parallel):
+            if mixer.window:
+                kept += layers * (-(-mixer.window // block_size) + 1) * block_size * each
+        return kept
+
+    def state_bytes(self, tensor_parallel: int = 1) -> float:
+        """Bytes that the recurrent layers of one sequence keep on each GPU, however long it is; 0 for attention."""
+        split = self._split(tensor_parallel)
+        return sum(layers * mixer.state_bytes(self.dtype, split) for layers, mixer in self._mixers())
 
     def activation_bytes_peak(self, tokens: int, sampled_rows: int = 1, tensor_parallel: int = 1) -> float:
         """Most bytes of activations alive on a GPU at one time while a step of ``tokens`` runs.
 
         The larger of two moments. In the feed-forward: its input, the residual and its output (3 x hidden) with the
         gate and up projections and their product (3 x intermediate, split), or the experts' buffers, which hold a copy
-        per expert taken; in MLA prefill the decompressed queries, keys, values and output can be larger. When sampling:
-        the final hidden states of all tokens and `_SAMPLER_BYTES` for each of ``sampled_rows`` and vocabulary entry.
+        per expert taken; what a mixer holds (in MLA prefill the decompressed queries, keys, values and output) can be
+        larger. When sampling: the final hidden states of all tokens and `_SAMPLER_BYTES` for each of ``sampled_rows``
+        and vocabulary entry.
         Checked against a log: 20,000 and 29,000 tokens of Llama-3.1-8B, vLLM 0.6, 110.5 kB a token, 110,592 B here.
         """
-        forward = max(self._forward_width(group, tensor_parallel) for group in self.groups) * tokens * self._value_bytes
+        split = self._split(tensor_parallel)
+        forward = max(self._forward_width(group.layer, split) for group in self.groups) * tokens * self._value_bytes
         sampling = tokens * self.hidden * self._value_bytes + _SAMPLER_BYTES * sampled_rows * self.padded_vocab
         return max(forward, sampling)
 
@@ -207,188 +226,125 @@ class ModelSpec:
 
     def linear_flops(self, shape: StepShape, tensor_parallel: int = 1) -> Sum:
         """FLOPs of the linear layers: all tokens through the layers, one row per sequence through the lm_head."""
-        tokens = shape.prefill_tokens + shape.decode_rows
-        used = 0
-        for group, layer in self._group_weights(tensor_parallel):
-            routed = self.experts.active * layer.expert if self.experts and group.sparse else 0
-            used += group.layers * (layer.linear + layer.router + routed)
-        lm_head = self.hidden * self._share("padded vocabulary", self.padded_vocab, tensor_parallel)
+        tokens, split = shape.prefill_tokens + shape.decode_rows, self._split(tensor_parallel)
+        used = self.extra.matrices
+        for group in self.groups:
+            used += group.layers * self._used_matrices(group.layer, split)
+        lm_head = self.hidden * split.share("padded vocabulary", self.padded_vocab)
         return 2.0 * used * tokens + 2.0 * lm_head * (shape.prefill_rows + shape.decode_rows)
 
     def linear_bytes(self, shape: StepShape, tensor_parallel: int = 1) -> Sum:
-        """Bytes of weights read: dense ones once, the lm_head if a row samples, and the experts touched.
-
-        Of E experts, t tokens that take k each touch E (1 - (1 - k/E)^t) distinct ones, if routing is uniform and
-        independent: an upper bound, real routing is skewed.
-        """
+        """Bytes of weights read: dense ones once, the lm_head if a row samples, and the experts touched."""
         tokens = shape.prefill_tokens + shape.decode_rows
         samples = (shape.prefill_rows + shape.decode_rows) > 0
-        experts, touched = self.experts, 0.0
-        if experts:
-            touched = experts.total * (1.0 - (1.0 - experts.active / experts.total) ** tokens)
-        total = self.hidden * self._value_bytes + samples * self.vocab_table_bytes(tensor_parallel)
+        once = self.hidden + self.extra.matrices + self.extra.plain
+        total = once * self._value_bytes + samples * self.vocab_table_bytes(tensor_parallel)
         total = total + tokens * self.hidden * self._value_bytes  # rows of the embedding table
-        for group, layer in self._group_weights(tensor_parallel):
-            total = total + group.layers * self._layer_bytes(layer, touched)
+        for group in self.groups:
+            feed_forward = group.layer.feed_forward
+            touched = feed_forward.touched(tokens) if isinstance(feed_forward, Experts) else 0.0
+            total = total + group.layers * self._layer_bytes(group.layer, touched, self._split(tensor_parallel))
         return total
 
     def attention_flops(self, shape: StepShape, tensor_parallel: int = 1) -> Sum:
-        """FLOPs of scores and weighted values over causal query-key pairs.
-
-        MLA prefills with decompressed heads and decodes in the compressed space (absorbed projections), which takes
-        more FLOPs per pair and fewer bytes.
-        """
-        heads = self._share("attention heads", self.heads, tensor_parallel)
-        if self.latent:
-            per_prefill_pair = 2.0 * heads * (self.latent.nope + self.latent.rope + self.latent.value)
-            per_decode_pair = 2.0 * heads * (2 * self.latent.kv_rank + self.latent.rope)
-        else:
-            per_prefill_pair = per_decode_pair = 4.0 * heads * self.head_dim
-        total = 0.0
-        for group in self.groups:
-            prefill, decode = pairs_in_window(shape, group.window)
-            total = total + group.layers * (per_prefill_pair * prefill + per_decode_pair * decode)
-        return total
+        """FLOPs of scores and weighted values over causal query-key pairs, and of recurrent states."""
+        return self.attended(None, tensor_parallel).flops(shape)
 
     def attention_bytes(self, shape: StepShape, kv_dtype: str | None = None, tensor_parallel: int = 1) -> Sum:
-        """Bytes of keys and values: cached tokens read by each row, new tokens written."""
-        tokens = shape.prefill_tokens + shape.decode_rows
-        moved = 0.0
-        for group in self.groups:
-            moved = moved + group.layers * (cached_in_window(shape, group.window) + tokens)
-        return moved * self._kv_layer_bytes(kv_dtype, tensor_parallel)
+        """Bytes of keys and values: cached tokens read by each row, new tokens written; and of recurrent states."""
+        return self.attended(kv_dtype, tensor_parallel).bytes(shape)
+
+    def attended(self, kv_dtype: str | None = None, tensor_parallel: int = 1) -> Attended:
+        """What attention and recurrent layers cost a step, gathered once for many steps."""
+        split, counted = self._split(tensor_parallel), Counter[Read]()
+        token_flops = row_bytes = 0.0
+        for layers, mixer in self._mixers():
+            for read in mixer.reads(kv_dtype or self.dtype, split):
+                counted[read] += layers
+            token_flops += layers * mixer.state_flops(split)
+            row_bytes += 2 * layers * mixer.state_bytes(self.dtype, split)
+        return Attended(tuple((layers, read) for read, layers in counted.items()), token_flops, row_bytes)
 
     @property
     def _value_bytes(self) -> float:
         return bytes_per_value(self.dtype)
 
-    def _parameters(self, experts: int) -> int:
+    def _split(self, tensor_parallel: int) -> Split:
+        return Split(tensor_parallel, self.name)
+
+    def _mixers(self) -> Iterator[tuple[int, Mixer]]:
+        """Every kind of mixer with the number of layers that have it."""
+        for group in self.groups:
+            for mixer in group.layer.mixers:
+                yield group.layers, mixer
+
+    def _caches(self, kv_dtype: str | None, tensor_parallel: int) -> Iterator[tuple[int, Mixer, float]]:
+        """Layers, mixer and KV bytes of one token in one layer."""
+        split = self._split(tensor_parallel)
+        for layers, mixer in self._mixers():
+            yield layers, mixer, mixer.kv_bytes(kv_dtype or self.dtype, split)
+
+    def _parameters(self, every_expert: bool) -> int:
+        split = Split(1, self.name)
         total = (1 if self.tied_embeddings else 2) * self.vocab * self.hidden + self.hidden
-        for group, layer in self._group_weights(1):
-            routed = experts * (layer.expert + layer.expert_plain) if group.sparse else 0
-            total += group.layers * (layer.linear + layer.router + layer.plain + routed)
+        total += self.lookup + sum(self.extra)
+        for group in self.groups:
+            linear, plain = self._every_token(group.layer, split)
+            total += group.weight_sets * (linear + plain)
+            if isinstance(experts := group.layer.feed_forward, Experts):
+                taken = experts.total if every_expert else experts.active
+                total += group.weight_sets * taken * sum(experts.expert(self.hidden, split))
         return total
 
-    def _share(self, what: str, width: int, tensor_parallel: int) -> int:
-        if tensor_parallel < 1 or width % tensor_parallel:
-            columns = f"the {width} {what} of {self.name}"
-            raise _not_split(f"{columns} are not divisible by {tensor_parallel}; use a divisor of {width}")
-        return width // tensor_parallel
+    def _parts(self, layer: Layer, split: Split) -> Iterator[tuple[str, Weights]]:
+        """What every token passes in a layer: its mixers, a dense feed-forward or shared experts, and the router."""
+        for mixer in layer.mixers:
+            yield "attention", mixer.weights(self.hidden, split)
+        feed_forward = layer.feed_forward
+        if isinstance(feed_forward, Dense):
+            yield "mlp", feed_forward.weights(self.hidden, split)
+        elif feed_forward is not None:
+            yield "shared experts", feed_forward.shared_weights(self.hidden, split)
+            yield "router", feed_forward.router(self.hidden)
+        yield "norms", Weights(0, layer.norms * self.hidden)
+        yield "extra", layer.extra
 
-    def _group_weights(self, tensor_parallel: int) -> Iterator[tuple[LayerGroup, _LayerWeights]]:
-        attention, attention_plain = self._attention_weights(tensor_parallel)
-        for group in self.groups:
-            plain = attention_plain + self.norms * self.hidden
-            if not group.sparse:
-                width = self._share("intermediate columns", self.intermediate, tensor_parallel)
-                if self.mlp_bias:
-                    plain += (2 if self.gated else 1) * width + self.hidden
-                yield group, _LayerWeights(attention + self._mlp_matrices * self.hidden * width, 0, 0, 0, plain, 0)
-                continue
-            assert self.experts is not None, f"{self.name} has sparse layers but no experts"
-            width = self._share("expert columns", self.experts.intermediate, tensor_parallel)
-            shared = self._share("shared expert columns", self.experts.shared, tensor_parallel)
-            plain += self.experts.total * self.experts.router_bias + self.hidden * self.experts.shared_gate
-            rows, columns = _MXFP4_MULTIPLES if self.weight_dtype == "mxfp4" else (1, 1)
-            layer = _LayerWeights(
-                linear=attention + self._mlp_matrices * self.hidden * shared,
-                expert=self._mlp_matrices * self.hidden * width,
-                expert_stored=self._mlp_matrices * _padded(self.hidden, rows) * _padded(width, columns),
-                router=self.hidden * self.experts.total,
-                plain=plain,
-                expert_plain=(2 * width + self.hidden) * self.experts.biases,
-            )
-            yield group, layer
+    def _every_token(self, layer: Layer, split: Split) -> Weights:
+        """All of that."""
+        parts = [weights for _, weights in self._parts(layer, split)]
+        return Weights(sum(part.matrices for part in parts), sum(part.plain for part in parts))
 
-    @property
-    def _mlp_matrices(self) -> int:
-        return 3 if self.gated else 2
+    def _used_matrices(self, layer: Layer, split: Split) -> int:
+        """Matrices that one token is multiplied by in a layer."""
+        experts = layer.feed_forward
+        routed = experts.active * experts.expert(self.hidden, split).matrices if isinstance(experts, Experts) else 0
+        return self._every_token(layer, split).matrices + routed
 
-    def _attention_weights(self, tensor_parallel: int) -> tuple[int, int]:
-        """Matrices, and norms with biases and sinks, of one layer's attention on one GPU."""
-        heads = self._share("attention heads", self.heads, tensor_parallel)
-        if self.latent:
-            lat = self.latent
-            width = heads * (lat.nope + lat.rope)
-            query = self.hidden * width if lat.query_rank is None else lat.query_rank * (self.hidden + width)
-            compress = self.hidden * (lat.kv_rank + lat.rope)
-            expand = lat.kv_rank * heads * (lat.nope + lat.value)
-            return query + compress + expand + heads * lat.value * self.hidden, (lat.query_rank or 0) + lat.kv_rank
-        query_width = heads * self.head_dim
-        kv_width = 2 * self.kv_heads_per_gpu(tensor_parallel) * self.head_dim
-        plain = (query_width + kv_width) * self.qkv_bias + self.hidden * self.output_bias
-        plain += 2 * self.head_dim * self.qk_norm + heads * self.sinks
-        return self.hidden * (2 * query_width + kv_width), plain
+    def _layer_bytes(self, layer: Layer, experts: Sum, split: Split) -> Sum:
+        """Bytes of one layer with so many of its routed experts (a number or an array)."""
+        plain, quantized = self._value_bytes, bytes_per_value(self.weight_dtype or self.dtype)
+        linear = plain if self.quantized_experts_only else quantized
+        total = 0.0
+        for part, weights in self._parts(layer, split):
+            kept = part in {"router", "extra"}
+            total += weights.matrices * (plain if kept else linear) + weights.plain * plain
+        if not isinstance(feed_forward := layer.feed_forward, Experts):
+            return total
+        return total + experts * self._expert_bytes(feed_forward, split)
 
-    def _layer_bytes(self, layer: _LayerWeights, experts: Sum) -> Sum:
-        """Bytes of one layer with ``experts`` of its routed experts (a number or an array)."""
-        plain = self._value_bytes
-        expert = bytes_per_value(self.weight_dtype or self.dtype)
-        linear = plain if self.quantized_experts_only else expert
-        routed = layer.expert_stored * expert + layer.expert_plain * plain
-        return layer.linear * linear + (layer.router + layer.plain) * plain + experts * routed
+    def _expert_bytes(self, experts: Experts, split: Split) -> float:
+        """Bytes of one routed expert, with the padding that it has in memory."""
+        rows, columns = _MXFP4_MULTIPLES if self.weight_dtype == "mxfp4" else (1, 1)
+        matrices, plain = experts.expert(self.hidden, split)
+        width, inner = split.share("expert columns", experts.intermediate), experts.latent or self.hidden
+        stored = matrices // (width * inner) * _padded(inner, rows) * _padded(width, columns)
+        return stored * bytes_per_value(self.weight_dtype or self.dtype) + plain * self._value_bytes
 
-    def _kv_layer_bytes(self, kv_dtype: str | None, tensor_parallel: int) -> float:
-        value = bytes_per_value(kv_dtype or self.dtype)
-        if self.latent:
-            self._share("attention heads", self.heads, tensor_parallel)
-            return (self.latent.kv_rank + self.latent.rope) * value
-        return 2 * self.kv_heads_per_gpu(tensor_parallel) * self.head_dim * value
-
-    def _forward_width(self, group: LayerGroup, tensor_parallel: int) -> int:
+    def _forward_width(self, layer: Layer, split: Split) -> int:
         """Elements per token alive at the widest moment of a layer."""
-        if group.sparse and self.experts:
-            # vLLM `fused_experts`: one buffer serves gate-up outputs and the results, another their product
-            width = self._share("expert columns", self.experts.intermediate, tensor_parallel)
-            inner = self.experts.active * (max(2 * width, self.hidden) + width)
-            inner = max(inner, 3 * self._share("shared expert columns", self.experts.shared, tensor_parallel))
-        else:
-            inner = self._mlp_matrices * self._share("intermediate columns", self.intermediate, tensor_parallel)
-        heads = self._share("attention heads", self.heads, tensor_parallel)
-        if self.latent:
-            attention = 2 * heads * (self.latent.nope + self.latent.rope + self.latent.value)
-        else:
-            attention = 2 * (heads + self.kv_heads_per_gpu(tensor_parallel)) * self.head_dim
-        return max(3 * self.hidden + inner, 2 * self.hidden + attention)
-
-
-def _not_split(problem: str) -> InputError:
-    return InputError("engine.tensor_parallel_size", problem)
+        inner = layer.feed_forward.width(self.hidden, split) if layer.feed_forward else 0
+        return max(3 * self.hidden + inner, 2 * self.hidden + sum(mixer.width(split) for mixer in layer.mixers))
 
 
 def _padded(width: int, multiple: int) -> int:
     return -(-width // multiple) * multiple
-
-
-def _smaller(a: Sum, b: Sum) -> Sum:
-    """min(a, b) for numbers and, element by element, for arrays: (a + b - |a - b|) / 2."""
-    return (a + b - abs(a - b)) / 2
-
-
-def pairs_in_window(shape: StepShape, window: int | None) -> tuple[Sum, Sum]:
-    """Query-key pairs of prefill and decode that a layer with ``window`` computes; a token sees itself.
-
-    A shape knows sums over rows only, so the pairs cut off are those of a mean row. They are a convex function of the
-    row's length: rows of unlike length cut off more, and the pairs here are then an upper bound. Equal rows and rows
-    within the window are exact.
-    """
-    decode = shape.decode_context + shape.decode_rows
-    if window is None:
-        return shape.prefill_pairs, decode
-    rows = shape.prefill_rows + (shape.prefill_rows == 0)
-    cached = shape.prefill_context / rows
-    total = cached + shape.prefill_tokens / rows
-    beyond = total - _smaller(total, window)
-    beyond_before = cached - _smaller(cached, window)
-    cut = rows * (beyond * (beyond + 1) - beyond_before * (beyond_before + 1)) / 2
-    prefill = _smaller(shape.prefill_pairs - cut, shape.prefill_tokens * window)
-    return prefill, _smaller(decode, shape.decode_rows * window)
-
-
-def cached_in_window(shape: StepShape, window: int | None) -> Sum:
-    """Cached tokens that the rows of a step read in a layer with ``window``, by the mean row as above."""
-    if window is None:
-        return shape.prefill_context + shape.decode_context
-    return _smaller(shape.prefill_context, shape.prefill_rows * (window - 1)) + _smaller(
-        shape.decode_context, shape.decode_rows * (window - 1)
-    )

@@ -56,11 +56,11 @@ class OnDevice:
 
     def _model(self, spec: ModelSpec, positions: int) -> Transformer:
         from servecast.device import machine as machines
-        from servecast.device.model import refuse_unsupported, transformer
+        from servecast.device.model import require_dense, transformer
 
         if self._built is None or self._built[0] != spec or self._built[1] < positions:
             self._built = None  # first, so that two never have to fit
-            refuse_unsupported(spec)
+            require_dense(spec)
             machines.refuse_dtype(spec.dtype, self.device, "scenario.model")
             machines.require_room(spec, spec.dtype, self.device, "scenario.model")
             self._built = (spec, positions, transformer(spec, self.device, spec.dtype, max_positions=positions))
