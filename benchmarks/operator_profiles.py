@@ -112,7 +112,7 @@ def _host(plan: Made) -> Host:
 
 def taken_from(found: Host, whose: str) -> Host:
     """The overhead of another run or model of the same engine: the value, but no longer known."""
-    borrowed = {"how": f"taken from {whose}", "identified": False, "low": 0.0}
+    borrowed = {"how": f"taken from {whose}", "identified": False, "origin": "borrowed", "low": 0.0}
     return host.Host(
         found.step_s.model_copy(update={**borrowed, "high": max(host.MOST_S, found.step_s.high)}),
         found.row_s.model_copy(update=borrowed),
@@ -176,6 +176,7 @@ def rtx_host(tables: str) -> Host:
     step = host.given(overhead(wanted), how=f"fitted to the mean time per token of the {RTX_RUN}").step_s
     # Twins of a run differ by up to 1.4 % in their means: so little is known of one run's.
     bounds = {"low": overhead(wanted * (1 - TWINS)), "high": overhead(wanted * (1 + TWINS)), "identified": True}
+    bounds["origin"] = "fitted"
     return host.given(0.0, how=step.how)._replace(step_s=step.model_copy(update=bounds))
 
 

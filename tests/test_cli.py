@@ -634,7 +634,12 @@ def test_steps_beyond_the_measured_ones_are_told_once_for_each_policy(tmp_path, 
     shares = [float(line.split("up to ")[1].split(" %")[0]) for line in told]
     assert len(told) == 3
     assert shares == sorted(shares, reverse=True)
-    assert all("of its busy time" in line and line.endswith(": priced by physics.") for line in told)
+    assert all(
+        "of its busy time" in line
+        and ": priced by the fitted formula, in which weight_read_s, pair_s and context_s are pinned to physics."
+        in line
+        for line in told
+    )
     assert all("larger batches (" in line and "than were measured" in line for line in told)
     assert "steps of prompts alone, which were not measured at all" in of["continuous"]
     assert lines[lines.index(told[0]) - 1] == (

@@ -154,7 +154,7 @@ def test_prefill_alone_and_decode_alone_are_fitted_with_the_rest_pinned():
     only = StepShape(*(column[decode] for column in shape))
     profile = fit(noisy(only, 0.01))
     assert not profile.coefficients["pair_s"].identified
-    assert any("no step held prefill" in note for note in profile.notes)
+    assert any("no mixed or prefill step was measured" in note for note in profile.notes)
     assert profile.cost().seconds(only) == pytest.approx(TRUE.seconds(only), rel=0.03)
     prompt = StepShape(1, 2048, 2048 * 2049 // 2, 0, 0, 0, 2048)
     # CAL-09: prefill costs something even where nobody measured it

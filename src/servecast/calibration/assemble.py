@@ -107,13 +107,13 @@ def report(profile: TabulatedProfile) -> Report:
 
     def row(name: str, c: Coefficient) -> tuple[str, ...]:
         low, high = c.low * 1e3, c.high * 1e3
-        return (name, f"{c.value * 1e3:.4g} ms", f"{low:.4g} .. {high:.4g} ms", "yes" if c.identified else "no", c.how)
+        return (name, f"{c.value * 1e3:.4g} ms", f"{low:.4g} .. {high:.4g} ms", c.origin, c.how)
 
     hosted = tuple(row(name, c) for name, c in profile.host.items())
     errors = tuple((e.operator, e.along, str(e.count), *error_cells(e)) for e in profile.held_out)
     shares = tuple((name, *(f"{share:.1%}" for _, share in c)) for name, c in profile.composition.items())
     tables = (
-        Table("host", ("name", "value", "interval", "from data", "how"), hosted),
+        Table("host", ("name", "value", "interval", "what it is", "how"), hosted),
         Table("left out", ("operator", "along", "points", "median", "p95", "signed mean"), errors),
         Table("composition", ("step", *Composition.model_fields), shares),
     )

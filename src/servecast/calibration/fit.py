@@ -30,7 +30,7 @@ from servecast.cost.profile import (
 )
 from servecast.cost.roofline import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY
 from servecast.errors import InputError
-from servecast.text import Table
+from servecast.text import Table, listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from servecast.cost.fitted import FittedCost
+    from servecast.cost.profile import Origin
     from servecast.specs.device import DeviceSpec
     from servecast.specs.model import ModelSpec
 
@@ -136,7 +137,7 @@ def report(profile: Profile) -> Report:
     """The profile as tables of text."""
 
     def row(label: str, c: Coefficient) -> tuple[str, ...]:
-        return (label, f"{c.value:.4g}", f"{c.low:.4g} .. {c.high:.4g}", c.unit, "yes" if c.identified else "no", c.how)
+        return (label, f"{c.value:.4g}", f"{c.low:.4g} .. {c.high:.4g}", c.unit, c.origin, c.how)
 
     def bounds(box: Mapping[str, tuple[float, float]], name: str) -> str:
         return "{:g} .. {:g}".format(*box[name]) if name in box else "not measured"
@@ -145,7 +146,7 @@ def report(profile: Profile) -> Report:
     errors = tuple((e.part, e.regime, f"{e.count} x {e.rows_each}", *error_cells(e)) for e in profile.held_out)
     boxes = tuple((kind, *(bounds(box, name) for name in StepShape._fields)) for kind, box in profile.domain.items())
     tables = (
-        Table("coefficients", ("name", "value", "90 % interval", "unit", "from data", "how"), coefficients),
+        Table("coefficients", ("name", "value", "90 % interval", "unit", "what it is", "how"), coefficients),
         Table("held-out error", ("held out", "steps", "sums x rows", "median", "p95", "signed mean"), errors),
         Table("domain", ("steps", *StepShape._fields), boxes),
     )
@@ -205,8 +206,9 @@ def _profile(
     unknown = solve.unknown_coefficients(result, steps, np.ones(len(steps), dtype=bool))
 
     def coefficient(i: int, unit: str) -> Coefficient:
-        identified = i not in result.pinned and i not in unknown
-        return Coefficient.of(values[i], low[i], high[i], unit, identified=identified, how=result.how[i])
+        origin: Origin = "pinned" if i in result.pinned else "partly fitted" if i in unknown else "fitted"
+        leans = ", given what is pinned" if origin == "partly fitted" and result.how[i] == "fitted" else ""
+        return Coefficient.of(values[i], low[i], high[i], unit, origin=origin, how=result.how[i] + leans)
 
     cost = solve.cost_of(np.array(values), setting)
     predicted = np.asarray(cost.seconds(steps.shape))
@@ -229,14 +231,12 @@ def _profile(
         domain={kind: dict(box) for kind, box in domain.boxes.items()},  # type: ignore[misc]  # kinds are STEP_KINDS
         residuals=residuals,
         covariance=tuple(tuple(rounded(v, 5) for v in row) for row in covariance.tolist()),
-        notes=tuple(_notes(values, result.pinned, setting, held_out)),
+        notes=tuple(_notes(values, result.pinned, setting, steps)),
         **identity,
     )
 
 
-def _notes(
-    values: Sequence[float], pinned: frozenset[int], setting: solve.Setting, held_out: Sequence[HeldOut]
-) -> list[str]:
+def _notes(values: Sequence[float], pinned: frozenset[int], setting: solve.Setting, steps: Steps) -> list[str]:
     compute, bandwidth = setting.physics.token_s / values[solve.M], setting.physics.weight_read_s / values[solve.W]
     notes = [
         f"matmuls at {compute:.3f} of the peak FLOP/s, weights read at {bandwidth:.3f} of the peak bandwidth",
@@ -245,10 +245,20 @@ def _notes(
     if setting.window > 1:
         sums = f"sums of {setting.window}"
         notes.append(f"rows are consecutive steps of a log: fitted on single rows and on {sums}, judged on {sums}")
-    if any(index in pinned for index in (solve.W, solve.M)):
-        notes.append("intervals hold what is pinned at its value; see `how` for what was stated")
-    if not any(e.regime in ("mixed", "prefill") for e in held_out):
-        notes.append("no step held prefill: its cost is physics at the stated efficiencies alone")
+    names = (*COEFFICIENTS, "sharpness")
+    if pinned:
+        words = listed([names[index] for index in sorted(pinned)])
+        notes.append(f"not told by these steps, pinned: {words}; intervals are what engines reach, see `how`")
+    shapes = len(np.unique(np.column_stack([np.asarray(column) for column in steps.shape]), axis=0))
+    if shapes <= len(names):
+        notes.append(
+            f"{len(steps)} steps of {shapes} shapes: too few to tell {len(names)} numbers, however often timed"
+        )
+    elif shapes < len(steps) / 2 and setting.window == 1:
+        notes.append(f"{len(steps)} steps of {shapes} shapes: a repeat tells the noise, not the coefficients")
+    unseen: list[str] = [kind for kind in STEP_KINDS if not (step_kind(steps.shape) == kind).any()]
+    if unseen:
+        notes.append(f"no {listed(unseen, 'or')} step was measured: held-out errors say nothing of such steps")
     return notes
 
 

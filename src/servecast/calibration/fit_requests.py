@@ -115,7 +115,7 @@ def fit_requests(
         kv_dtype=kv_dtype,
         coefficients=coefficients,
         sharpness=Coefficient.of(
-            SHARPNESS, *SHARPNESS_RANGE, "1", identified=False, how="stated: requests do not tell the knee"
+            SHARPNESS, *SHARPNESS_RANGE, "1", origin="pinned", how="pinned: requests do not tell the knee"
         ),
         form=Form.of(physical),
         held_out=_held_out(line, trial, physical, left_out),
@@ -141,12 +141,14 @@ def _redrawn(line: _Timeline, physical: Physics, slowest: float, random: np.rand
 
 def _intervals(fitted: Floats, drawn: Floats) -> dict[str, Coefficient]:
     """The coefficients with the 90 % interval of those drawn, and how each was come by."""
-    how = dict.fromkeys(COEFFICIENTS, "physics, efficiency not measured (0.60 to 0.95 of the peak)")
+    how = dict.fromkeys(COEFFICIENTS, "pinned: physics, efficiency not measured (0.60 to 0.95 of the peak)")
     how |= dict.fromkeys(_FITTED, "fitted to requests")
-    how["pair_s"] = "its FLOPs at the efficiency of token_s"
+    how["pair_s"] = "pinned: its FLOPs at the efficiency of token_s"
     bounds = np.quantile(drawn, (0.05, 0.95), axis=0).T
     return {
-        name: Coefficient.of(float(value), low, high, unit, identified=name in _FITTED, how=how[name])
+        name: Coefficient.of(
+            float(value), low, high, unit, origin="fitted" if name in _FITTED else "pinned", how=how[name]
+        )
         for (name, unit), value, (low, high) in zip(COEFFICIENTS.items(), fitted, bounds, strict=True)
     }
 

@@ -6,16 +6,20 @@ makes its neighbour short) the sums of 16 rows are fitted beside the single rows
 
 What the data cannot tell is pinned, one coefficient after another (`_LADDER`), until what is left is known to 25 %:
 pairs cost what their FLOPs cost in the matmuls, context what its bytes cost among the weights, and where the constant
-of a step cannot be told from the reading of weights, that reading is put at a stated share of the bandwidth. No
-coefficient goes below its value at the device's peak, so no prediction beats the roofline, in the data or beyond.
+of a step cannot be told from the reading of weights, that reading is put at a stated share of the bandwidth. A term
+that is absent from the steps, constant, or made up of other terms is pinned before anything is fitted: no noise can
+make it look known (`_Sums.apart`). No coefficient goes below its value at the device's peak, so no prediction beats the
+roofline, in the data or beyond.
 
 Intervals are 90 %, by a block bootstrap of one Gauss-Newton step a replicate (Efron and Tibshirani 1993, section 8.6
-for the blocks): blocks of consecutive rows, because a GPU's clock drifts.
+for the blocks): blocks of consecutive rows, because a GPU's clock drifts. Each replicate also draws what is pinned from
+the range of what engines reach (`_PIN_SPREAD`), and moves what is fitted as far as the steps then ask: a fitted
+coefficient that leans on a pinned one is as wide as that pin makes it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +29,7 @@ from servecast.batch import StepShape
 from servecast.cost.fitted import FittedCost, smooth_maximum
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -39,6 +43,10 @@ if TYPE_CHECKING:
 _KNOWN: Final = 0.25
 #: ... or, for the constant of a step, at most this share of the median step.
 _KNOWN_STEP: Final = 0.02
+#: A term is there if what the others cannot take over of it makes at least this share of a step (root mean square) ...
+_APART: Final = 0.002
+#: ... in more rows than these: a coefficient does not rest on one or two steps.
+_LONE_ROWS: Final = 2
 _REPLICATES: Final = 1000
 _BLOCKS: Final = 100
 _SHARPEST: Final = 30.0
@@ -50,6 +58,14 @@ _FIRST_SPREAD: Final = 0.02
 W, M, Q, K, R, C, P = range(7)
 #: The order in which unknown coefficients are pinned.
 _LADDER: Final = (P, Q, K, W, M, R)
+
+_PIN_SPREAD: Final = {P: 0.3, Q: 0.3, K: 0.15, W: 0.14, M: 0.18}
+"""Standard deviation of what is pinned, as a share of it: knees of 3 to 8, 0.60 to 0.95 of the bandwidth, 0.5 to 0.9 of
+the FLOPs, attention that is up to 1.6 times cheaper or dearer than matmuls. A row may cost as much as a token more, and
+a step that is pinned at no constant `_STEP_SPREAD` (recorded engines show 0 to 1.2 ms)."""
+_STEP_SPREAD: Final = 1e-3
+#: Times as many draws as are wanted: many lie beyond a bound.
+_TRIES: Final = 16
 
 
 @dataclass(frozen=True)
@@ -80,16 +96,16 @@ class Solution:
 def solve(steps: Steps, rows: Bools, setting: Setting) -> Solution:
     """Pin what the data cannot tell, one coefficient at a time, and fit the rest."""
     sums = _Sums(steps, rows, setting)
-    pinned, result = frozenset[int](), None
+    pinned, result = _absent(sums, setting), None
     while True:
         result = _fit_free(sums, pinned, setting, result)
-        unknown = unknown_coefficients(result, steps, rows)
-        # The constant is never pinned itself: it is what the reading of weights leaves over.
-        candidates = unknown | {W} if C in unknown else unknown
-        following = next((i for i in _LADDER if i in candidates and i not in pinned), None)
-        if following is None:
-            return result
-        pinned |= {following}
+        following = _next_pin(unknown_coefficients(result, steps, rows), pinned)
+        if following is not None:
+            pinned |= {following}
+        elif (better := _exchanged(result, sums)) is not None:
+            pinned = better
+        else:
+            return _with_pins_drawn(_with_a_knee(result, sums, setting), sums, setting)
 
 
 def unknown_coefficients(result: Solution, steps: Steps, rows: Bools) -> frozenset[int]:
@@ -97,6 +113,105 @@ def unknown_coefficients(result: Solution, steps: Steps, rows: Bools) -> frozens
     known = result.half_width <= _KNOWN * result.values
     known[C] = result.half_width[C] <= _KNOWN_STEP * np.median(steps.seconds[rows])
     return frozenset(np.flatnonzero(~known).tolist()) | (result.at_bound & {Q, K, W, R})
+
+
+def _next_pin(unknown: Collection[int], pinned: frozenset[int]) -> int | None:
+    """Which of the unknown coefficients is pinned next.
+
+    The constant is what the reading of weights leaves over: for it, that reading is pinned.
+    """
+    candidates = {*unknown, W} if C in unknown and C not in pinned else set(unknown)
+    return next((i for i in _LADDER if i in candidates and i not in pinned), None)
+
+
+def _exchanged(result: Solution, sums: _Sums) -> frozenset[int] | None:
+    """Other pins, where what these leave to a fitted coefficient is more than it can be; None where it is not.
+
+    A constant of 0 says that the steps are shorter than the stated reading of weights, and one above that reading, of
+    steps that wait for their FLOPs, that the stated matmuls are too fast; a row of more than two tokens' FLOPs stands
+    for the cached tokens that it reads.
+    """
+    values, pinned = result.values, result.pinned
+    if C not in pinned and {W, M} & pinned:
+        if C in result.at_bound and W in pinned:
+            return pinned - {W} | {C}
+        waits = np.mean(values[M] * sums.tokens > values[W] * sums.read) > 0.5
+        if values[C] > values[W] and M in pinned and waits:
+            return pinned - {M} | {C}
+    if R not in pinned and K in pinned and values[R] > 2 * values[M]:
+        return pinned - {K} | {R}
+    return None
+
+
+def _with_a_knee(result: Solution, sums: _Sums, setting: Setting) -> Solution:
+    """The fit with the sharpness free, if the steps tell it once the others are pinned: it is pinned first of all."""
+    pinned = result.pinned - {P}
+    if P not in result.pinned or P in _indistinct(sums, pinned, setting):
+        return result
+    freed = _fit_free(sums, pinned, setting, result)
+    closer = np.mean(sums.errors(freed.values) ** 0.5) < 0.9 * np.mean(sums.errors(result.values) ** 0.5)
+    return freed if closer and freed.half_width[P] <= _KNOWN * freed.values[P] else result
+
+
+def _indistinct(sums: _Sums, pinned: frozenset[int], setting: Setting) -> frozenset[int]:
+    """Coefficients that are free and whose terms the steps do not hold apart from the other ones."""
+    tie, offset, _ = _ties(pinned, setting)
+    free = [i for i in range(7) if i not in pinned]
+    reference = _reference(setting)
+    reference[R] *= 3  # what a row takes on recorded engines
+    apart = sums.apart(reference[free] @ tie.T + offset, tie * reference[free])
+    return frozenset(i for i, share in zip(free, apart, strict=True) if share < _APART)
+
+
+def _absent(sums: _Sums, setting: Setting) -> frozenset[int]:
+    """Coefficients to pin before any fit: the steps do not hold their terms apart from the other terms."""
+    pinned = frozenset[int]()
+    while True:
+        following = _next_pin(_indistinct(sums, pinned, setting), pinned)
+        if following is None:
+            return pinned
+        pinned |= {following}
+
+
+def _reference(setting: Setting) -> Floats:
+    """Coefficients as engines have them, roughly: where fits start, and the units in which they are solved."""
+    return np.array([*(peak / 0.75 for peak in setting.physics[:4]), 1e-5, 1e-3, setting.sharpness])
+
+
+def _with_pins_drawn(result: Solution, sums: _Sums, setting: Setting) -> Solution:
+    """The solution with replicates in which the pinned coefficients vary too, and the fitted ones follow them."""
+    pins = [i for i in (*_LADDER, C) if i in result.pinned]
+    if not pins:
+        return result
+    tie, *_ = _ties(result.pinned, setting)
+    # What a relative change of each pin changes in the coefficients; what is tied to a pin goes with it.
+    change = np.zeros((7, len(pins)))
+    for column, index in enumerate(pins):
+        tied = {W: (K,), M: (Q, R)}.get(index, ())
+        for each in (index, *(i for i in tied if i in result.pinned)):
+            change[each, column] = result.values[each] * _PIN_SPREAD.get(index, 0.0)
+        if index in (R, C):
+            change[index, column] = _STEP_SPREAD if index == C else result.values[M]
+    spreads = sums.spreads(result.values)
+    residuals, jacobian = sums.residuals(result.values, spreads), sums.jacobian(result.values, spreads)
+    free = [i for i in range(7) if i not in result.pinned]
+    moving = [column for column, i in enumerate(free) if i not in result.at_bound]
+    weights = np.sqrt((1 + residuals**2) ** -1.5)[:, None]
+    scale = _reference(setting)[free][moving]
+    follow = np.linalg.lstsq(jacobian @ tie[:, moving] * scale * weights, -jacobian @ change * weights, rcond=1e-8)[0]
+    change = change + tie[:, moving] @ (follow * scale[:, None])
+    count = len(result.replicates)
+    draws = np.random.default_rng(setting.seed + 1).standard_normal((_TRIES * count, len(pins)))
+    drawn = np.tile(result.replicates, (_TRIES, 1)) + draws @ change.T
+    low, high = np.quantile(drawn, (0.05, 0.95), axis=0)
+    # One beyond its bounds is drawn again: clipped, it would no longer agree with the steps.
+    least, most = setting.bounds - 1e-6 * result.values, np.array([*[np.inf] * 6, _SHARPEST])
+    beyond = ((drawn < least) | (drawn > most)).any(axis=1)
+    return replace(
+        result,
+        replicates=np.clip(drawn[np.argsort(beyond, kind="stable")][:count], setting.bounds, most),
+        half_width=np.maximum(result.half_width, (high - low) / 2),
+    )
 
 
 def _fit_free(sums: _Sums, pinned: frozenset[int], setting: Setting, before: Solution | None) -> Solution:
@@ -108,7 +223,7 @@ def _fit_free(sums: _Sums, pinned: frozenset[int], setting: Setting, before: Sol
 
     tie, offset, how = _ties(pinned, setting)
     free = [i for i in range(7) if i not in pinned]
-    reference = np.array([*(peak / 0.75 for peak in setting.physics[:4]), 1e-5, 1e-3, setting.sharpness])[free]
+    reference = _reference(setting)[free]
     to_coefficients = (tie * reference).T
     lower = setting.bounds[free] / reference
     upper = np.array([_SHARPEST if i == P else np.inf for i in free]) / reference
@@ -138,8 +253,10 @@ def _fit_free(sums: _Sums, pinned: frozenset[int], setting: Setting, before: Sol
     replicates = np.clip(z + draw.steps(~at_bound), lower, upper) @ to_coefficients + offset
     for index, bounded in zip(free, at_bound, strict=True):
         how[index] = "fitted: at its bound, the device's peak or 0" if bounded else "fitted"
-    if W in pinned:
-        how[C] += ", given that reading of weights"
+    if C in pinned:
+        how[C] = "pinned at 0: the shortest steps are no longer than the reading of weights"
+    elif W in pinned:
+        how[C] += ", given the pinned reading of weights"
     bounded_ones = frozenset(np.array(free, dtype=int)[at_bound].tolist())
     return Solution(coefficients(z), replicates, half_width, bounded_ones, pinned, how)
 
@@ -151,6 +268,8 @@ def _ties(pinned: frozenset[int], setting: Setting) -> tuple[Floats, Floats, dic
     how: dict[int, str] = {}
     compute, bandwidth = setting.compute_efficiency, setting.bandwidth_efficiency
     weights = f"pinned: bytes of the weights at the stated {bandwidth:.2f} of the bandwidth"
+    if C in pinned:
+        tie[C] = 0
     for index, value, words in (
         (P, setting.sharpness, "pinned at the stated sharpness: no steps around the knee"),
         (W, peak.weight_read_s / bandwidth, weights),
@@ -207,6 +326,30 @@ class _Sums:
 
     def jacobian(self, coefficients: Floats, spreads: Sequence[float]) -> Floats:
         """Derivatives (n, 7) of the residuals by the coefficients."""
+        slopes, predicted = self._slopes(coefficients), self._predict(coefficients)
+        parts = [
+            self._sum(starts, slopes) / self._sum(starts, predicted)[:, None] / spread
+            for starts, spread in zip(self.starts, spreads, strict=True)
+        ]
+        return np.concatenate(parts)
+
+    def apart(self, coefficients: Floats, directions: Floats) -> Floats:
+        """What each of the ``directions`` (7, n) adds to a step that the other ones cannot add, as a share of it (n,).
+
+        The root mean square over the steps, without the few in which it is largest.
+        """
+        terms = self._slopes(coefficients) @ directions / self.seconds[:, None]
+        left = np.empty(terms.shape[1])
+        for i, term in enumerate(terms.T):
+            others = np.delete(terms, i, axis=1)
+            size = np.maximum(np.linalg.norm(others, axis=0), 1e-300)
+            fitted = np.linalg.lstsq(others / size, term, rcond=1e-8)[0]
+            own = np.sort(np.abs(term - others / size @ fitted))[:-_LONE_ROWS]
+            left[i] = np.sqrt(np.mean(own**2))
+        return left
+
+    def _slopes(self, coefficients: Floats) -> Floats:
+        """Seconds (n, 7) by which each step grows with each coefficient."""
         read, matmul = coefficients[W] * self.read, coefficients[M] * self.tokens
         p = coefficients[P]
         maximum = smooth_maximum(read, matmul, p)
@@ -218,12 +361,11 @@ class _Sums:
         with np.errstate(divide="ignore", invalid="ignore"):
             bend = np.where(power > 0, power * np.log(ratio) / (p * (1 + power)), 0.0)
         slopes[:, P] = maximum * (bend - np.log1p(power) / p**2)
-        predicted = self._predict(coefficients)
-        parts = [
-            self._sum(starts, slopes) / self._sum(starts, predicted)[:, None] / spread
-            for starts, spread in zip(self.starts, spreads, strict=True)
-        ]
-        return np.concatenate(parts)
+        return slopes
+
+    def errors(self, coefficients: Floats) -> Floats:
+        """|log(predicted / measured)| of every single step."""
+        return np.abs(self._logs(coefficients)[0])
 
     def _logs(self, coefficients: Floats) -> list[Floats]:
         predicted = self._predict(coefficients)
@@ -253,6 +395,8 @@ class _Bootstrap:
         np.add.at(gradient, blocks, jacobian * slope[:, None])
         for i in range(size):
             np.add.at(hessian[:, i, :], blocks, jacobian * (curvature * jacobian[:, i])[:, None])
+        # Few blocks scatter less around their own fit than around the truth.
+        self.few = np.sqrt(count / max(count - size, 1))
         # A ridge far below any information of interest keeps a direction that the data do not tell finite, and wide.
         total = hessian.sum(axis=0)
         self.ridge = np.eye(size) * max(1e-10 * np.trace(total) / max(size, 1), 1e-300)
@@ -266,13 +410,13 @@ class _Bootstrap:
         steps = np.zeros_like(self.gradient)
         if moving.any():
             hessian = self.hessian[:, moving][:, :, moving]
-            steps[:, moving] = -np.linalg.solve(hessian, self.gradient[:, moving, None])[:, :, 0]
+            steps[:, moving] = -self.few * np.linalg.solve(hessian, self.gradient[:, moving, None])[:, :, 0]
         return steps
 
     def standard_errors(self, to_coefficients: Floats) -> Floats:
         """(7,) standard errors of the coefficients by the curvature alone."""
         variances = np.einsum("ik,ij,jk->k", to_coefficients, np.linalg.inv(self.total), to_coefficients)
-        return np.asarray(np.sqrt(variances))
+        return np.asarray(self.few * np.sqrt(variances))
 
 
 def window_starts(positions: npt.NDArray[np.int64], run: npt.NDArray[np.int64], window: int) -> npt.NDArray[np.int64]:

@@ -29,6 +29,8 @@ FEWEST: Final = 24
 
 #: A log shows a decode context that grows by the decode rows from row to row; so many of its rows must.
 _CONTINUING: Final = 0.5
+#: Share of a log's rows that are decode steps after decode steps, at least: of few, chance makes some look so.
+_PAIRS: Final = 0.25
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Steps:
         s = self.shape
         decode = (np.asarray(s.prefill_rows) == 0) & (np.asarray(s.decode_rows) > 0)
         pair = decode[:-1] & decode[1:] & (self.run[:-1] == self.run[1:])
-        if not pair.any():
+        if pair.sum() < _PAIRS * len(self):
             return False
         grown = np.diff(s.decode_context) == np.asarray(s.decode_rows)[:-1]
         return bool(grown[pair].mean() >= _CONTINUING)

@@ -59,6 +59,7 @@ class FittedCost(Measured):
     sharpness : p of the smooth maximum
     expert_share, expert_untouched : e and u above; 0 for a dense model
     windows : sliding-window layers, as shares of all attention
+    pinned : coefficients that no measured step told: physics at a stated efficiency
     domain : where it was measured
     """
 
@@ -72,6 +73,7 @@ class FittedCost(Measured):
     expert_share: float = 0.0
     expert_untouched: float = 0.0
     windows: tuple[Window, ...] = ()
+    pinned: tuple[str, ...] = ()
     domain: Domain = field(default_factory=Domain)
     name: str = "fitted"
     _terms: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)

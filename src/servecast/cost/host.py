@@ -51,9 +51,10 @@ def given(step_s: float, row_s: float = 0.0, how: str = "given") -> Host:
         if not 0 <= value < np.inf:
             raise InputError(f"host.{name}", f"{value} must be a finite number of seconds, at least 0")
     step = Coefficient(
-        value=rounded(step_s), unit="s", low=min(LEAST_S, step_s), high=max(MOST_S, step_s), identified=False, how=how
-    )
-    row = Coefficient(value=rounded(row_s), unit="s/row", low=0.0, high=rounded(row_s), identified=False, how=how)
+        value=rounded(step_s), unit="s", low=min(LEAST_S, step_s), high=max(MOST_S, step_s), identified=False,
+        origin="stated", how=how,
+    )  # fmt: skip
+    row = Coefficient.of(row_s, 0.0, row_s, "s/row", origin="stated", how=how)
     return Host(step, row)
 
 
@@ -85,7 +86,7 @@ def from_steps(kernels: TabulatedCost, steps: Steps, how: str, seed: int = 0) ->
     step, row = (
         Coefficient.of(
             value[i], max(0.0, min(value[i], low[i]) - margin[i]), max(value[i], high[i]) + margin[i], unit,
-            identified=True, how=how,
+            origin="fitted", how=how,
         )
         for i, unit in enumerate(("s", "s/row"))
     )  # fmt: skip

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from servecast import resources
 from servecast.cost.curves import Curve, Surface
@@ -48,6 +48,11 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+#: What a number is: told by the data; fitted, but on what is pinned or stated beside it as much as on the data; physics
+#: at a stated efficiency; another run's; somebody's word; or nothing, because other numbers hold it.
+Origin = Literal["fitted", "partly fitted", "pinned", "borrowed", "stated", "contained"]
+
+
 class Coefficient(_Section):
     """A coefficient with its 90 % interval. ``identified``: the data told it; ``how`` says how it was come by."""
 
@@ -56,14 +61,29 @@ class Coefficient(_Section):
     low: NonNegative
     high: NonNegative
     identified: bool
+    origin: Origin
     how: str
 
+    @model_validator(mode="before")
     @classmethod
-    def of(cls, value: float, low: float, high: float, unit: str, *, identified: bool, how: str) -> Coefficient:
+    def _older(cls, data: Any) -> Any:
+        """Profiles written before ``origin`` was say only whether the data told a number."""
+        if isinstance(data, dict) and "origin" not in data:
+            how, told = str(data.get("how")), data.get("identified") is True
+            words = {"fitted": "partly fitted", "taken from": "borrowed", "contained": "contained", "stated": "stated",
+                     "given": "stated"}  # fmt: skip
+            untold = next((origin for start, origin in words.items() if how.startswith(start)), "pinned")
+            return {**data, "origin": "fitted" if told else untold}
+        return data
+
+    @classmethod
+    def of(cls, value: float, low: float, high: float, unit: str, *, origin: Origin, how: str) -> Coefficient:
         """Rounded as it is written; an interval of a bootstrap that lies beside the value is widened to hold it."""
         value = rounded(value)
         low, high = rounded(min(float(low), value)), rounded(max(float(high), value))
-        return cls(value=value, unit=unit, low=low, high=high, identified=identified, how=how)
+        return cls(
+            value=value, unit=unit, low=low, high=high, identified=origin == "fitted", origin=origin, how=how
+        )  # fmt: skip
 
 
 class Form(_Section):
@@ -169,6 +189,7 @@ class Profile(ProfileFile):
             expert_share=self.form.expert_share,
             expert_untouched=self.form.expert_untouched,
             windows=tuple(Window(share, tokens) for share, tokens in self.form.windows),
+            pinned=tuple(name for name, each in self.coefficients.items() if each.origin == "pinned"),
             domain=Domain({kind: dict(box) for kind, box in self.domain.items()}),
             name=self.name,
         )

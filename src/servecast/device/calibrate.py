@@ -398,7 +398,7 @@ def _fit_grid(
     found = whole_steps.fit(shape, seen["seconds"].to_numpy(), request.seed)
     limits = grid.Limits(**facts["identity"]["limits"])
     how = "contained in the tables, which are of whole steps"
-    contained = Coefficient.of(0.0, 0.0, 0.0, "s", identified=False, how=how)
+    contained = Coefficient.of(0.0, 0.0, 0.0, "s", origin="contained", how=how)
     return TabulatedProfile(
         name=request.output.stem,
         model=request.model.name,

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from servecast.cost.model import CostModel
     from servecast.cost.profile import ProfileFile
 
+#: How many times as many coefficients are drawn as are wanted: some of them below 0.
+_TRIES = 16
 #: Of a two-sided 90 % interval.
 _TAIL = 0.05
 
@@ -91,15 +93,19 @@ def draws(profile: ProfileFile | None, cost: CostModel, count: int, busy: Mappin
 
 
 def _coefficients(profile: Profile, cost: CostModel, count: int, rng: np.random.Generator) -> list[CostModel]:
-    """Cost models with coefficients drawn around the fitted ones. What a draw puts below 0 is 0: time is not given."""
+    """Cost models with coefficients drawn around the fitted ones.
+
+    A draw with a coefficient below 0 is drawn again: the others would not make up for what 0 adds to it.
+    """
     if not profile.covariance:
         return [cost] * count
     covariance = np.array(profile.covariance)
     scale = np.sqrt(np.maximum(np.diag(covariance), np.finfo(float).tiny))  # coefficients differ by twelve decades
     values, vectors = np.linalg.eigh(covariance / np.outer(scale, scale))
-    around = rng.standard_normal((count, len(scale))) @ (np.sqrt(np.maximum(values, 0)) * vectors).T * scale
+    around = rng.standard_normal((count * _TRIES, len(scale))) @ (np.sqrt(np.maximum(values, 0)) * vectors).T * scale
     fitted: Any = cost
-    drawn = np.maximum([getattr(fitted, name) for name in COEFFICIENTS] + around, 0.0)
+    drawn = [getattr(fitted, name) for name in COEFFICIENTS] + around
+    drawn = np.maximum(drawn[np.argsort((drawn < 0).any(axis=1), kind="stable")][:count], 0.0)
     return [replace(fitted, **dict(zip(COEFFICIENTS, row.tolist(), strict=True))) for row in drawn]
 
 

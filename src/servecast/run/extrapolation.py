@@ -44,17 +44,19 @@ class Extrapolation(NamedTuple):
 
     factors : the largest value over its bound, of each field that went above it
     kinds : kinds of steps (decode, mixed, prefill) that were never measured, so that no factor says it
-    physics : whether what lies beyond is priced by physical terms; else by carrying measured tables on
+    pinned : coefficients of a fitted formula that physics gave and no measurement; None where tables are carried on
     """
 
     factors: Mapping[str, float]
     kinds: tuple[str, ...]
-    physics: bool
+    pinned: tuple[str, ...] | None
 
     @classmethod
     def of(cls, data: Sequence[Any] | None) -> Extrapolation | None:
         """The one of such data, as JSON has it."""
-        return None if data is None else cls(data[0], tuple(data[1]), data[2])
+        if data is None:
+            return None
+        return cls(data[0], tuple(data[1]), tuple(data[2]) if isinstance(data[2], list | tuple) else None)
 
     @property
     def field(self) -> str:
@@ -87,7 +89,8 @@ def farthest(run: Run, cost: CostModel | StepCost) -> Extrapolation | None:
                 factor = (float(np.asarray(getattr(shapes, name))[rows].max()) + 1) / (bound + 1)
                 if factor > factors.get(name, 1.0):
                     factors[name] = factor
-    return Extrapolation(factors, tuple(kinds), isinstance(cost, FittedCost)) if factors or kinds else None
+    pinned = cost.pinned if isinstance(cost, FittedCost) else None
+    return Extrapolation(factors, tuple(kinds), pinned) if factors or kinds else None
 
 
 def sentences(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -113,5 +116,16 @@ def sentence(name: str, most: float, found: Sequence[Extrapolation]) -> str:
     unseen = [_UNSEEN[kind] for kind in dict.fromkeys(kind for each in found for kind in each.kinds)]
     parts = [f"{listed(larger)} than were measured"] if larger else []
     parts += [f"{listed(unseen)}, which were not measured at all"] if unseen else []
-    how = "physics" if found[0].physics else "carrying the measured tables on"
-    return f"Extrapolated: {name}, up to {share(most)} of its busy time: {', and '.join(parts)}: priced by {how}."
+    return f"Extrapolated: {name}, up to {share(most)} of its busy time: {', and '.join(parts)}: {_priced(found[0])}."
+
+
+def _priced(found: Extrapolation) -> str:
+    """What stands behind a price beyond the measurements."""
+    if found.pinned is None:
+        return "priced by carrying the measured tables on"
+    if not found.pinned:
+        return "priced by carrying the fitted formula on"
+    names = listed(list(found.pinned))
+    return (
+        f"priced by the fitted formula, in which {names} {'are' if len(found.pinned) > 1 else 'is'} pinned to physics"
+    )
