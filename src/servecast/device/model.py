@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from servecast.errors import InputError
 from servecast.specs.layers.attention import Attention
-from servecast.specs.layers.layer import Weights
+from servecast.specs.layers.layer import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,7 +138,7 @@ def require_dense(spec: ModelSpec) -> tuple[Attention, Dense]:
             )
             != plain,
             "other norms than two a layer": spec.groups[0].layer.norms != 2,
-            "weights outside its layers": spec.extra != Weights(0) or spec.lookup > 0,
+            "weights outside its layers": spec.extra != NOTHING or spec.lookup > 0,
             "quantised weights": spec.weight_dtype not in (None, spec.dtype),
         }
         reason = next((reason for reason, applies in reasons.items() if applies), "")

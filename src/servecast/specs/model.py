@@ -49,6 +49,8 @@ _MXFP4_MULTIPLES = 256, 128
 """What the hidden and intermediate widths of mxfp4 experts are padded to in memory (vLLM, Marlin kernels): explains the
 13.72 GiB logged for gpt-oss-20b and the 65.97 GiB for gpt-oss-120b, 7 to 9 % over their checkpoints."""
 
+_NEVER_QUANTIZED = {"router", "extra"}
+
 _SAMPLER_BYTES = 26
 """Bytes alive per row and vocabulary entry while tokens are drawn: logits in 16 bits (2) and fp32 (4), their sorted
 copy (4) with int64 indices (8), its soft-max (4) and cumulative sum (4): vLLM V1, `apply_top_k_top_p` on the worst case
@@ -161,7 +163,7 @@ class ModelSpec:
         """
         tables = 1 if self.tied_embeddings else 2
         total = tables * self.vocab_table_bytes(tensor_parallel)
-        total += (self.hidden + self.extra.plain + self.extra.matrices + self.lookup) * self._value_bytes
+        total += (self.hidden + self.extra.total + self.lookup) * self._value_bytes
         for group in self.groups:
             feed_forward = group.layer.feed_forward
             experts = feed_forward.total if isinstance(feed_forward, Experts) else 0
@@ -227,7 +229,7 @@ class ModelSpec:
     def linear_flops(self, shape: StepShape, tensor_parallel: int = 1) -> Sum:
         """FLOPs of the linear layers: all tokens through the layers, one row per sequence through the lm_head."""
         tokens, split = shape.prefill_tokens + shape.decode_rows, self._split(tensor_parallel)
-        used = self.extra.matrices
+        used = self.extra.multiplied
         for group in self.groups:
             used += group.layers * self._used_matrices(group.layer, split)
         lm_head = self.hidden * split.share("padded vocabulary", self.padded_vocab)
@@ -237,8 +239,7 @@ class ModelSpec:
         """Bytes of weights read: dense ones once, the lm_head if a row samples, and the experts touched."""
         tokens = shape.prefill_tokens + shape.decode_rows
         samples = (shape.prefill_rows + shape.decode_rows) > 0
-        once = self.hidden + self.extra.matrices + self.extra.plain
-        total = once * self._value_bytes + samples * self.vocab_table_bytes(tensor_parallel)
+        total = (self.hidden + self.extra.total) * self._value_bytes + samples * self.vocab_table_bytes(tensor_parallel)
         total = total + tokens * self.hidden * self._value_bytes  # rows of the embedding table
         for group in self.groups:
             feed_forward = group.layer.feed_forward
@@ -287,47 +288,42 @@ class ModelSpec:
     def _parameters(self, every_expert: bool) -> int:
         split = Split(1, self.name)
         total = (1 if self.tied_embeddings else 2) * self.vocab * self.hidden + self.hidden
-        total += self.lookup + sum(self.extra)
+        total += self.lookup + self.extra.total
         for group in self.groups:
-            linear, plain = self._every_token(group.layer, split)
-            total += group.weight_sets * (linear + plain)
+            total += group.weight_sets * sum(part.total for part in self._parts(group.layer, split))
             if isinstance(experts := group.layer.feed_forward, Experts):
                 taken = experts.total if every_expert else experts.active
-                total += group.weight_sets * taken * sum(experts.expert(self.hidden, split))
+                total += group.weight_sets * taken * experts.expert(self.hidden, split).total
         return total
 
-    def _parts(self, layer: Layer, split: Split) -> Iterator[tuple[str, Weights]]:
+    def _parts(self, layer: Layer, split: Split) -> Iterator[Weights]:
         """What every token passes in a layer: its mixers, a dense feed-forward or shared experts, and the router."""
         for mixer in layer.mixers:
-            yield "attention", mixer.weights(self.hidden, split)
+            yield mixer.weights(self.hidden, split)
         feed_forward = layer.feed_forward
         if isinstance(feed_forward, Dense):
-            yield "mlp", feed_forward.weights(self.hidden, split)
+            yield feed_forward.weights(self.hidden, split)
         elif feed_forward is not None:
-            yield "shared experts", feed_forward.shared_weights(self.hidden, split)
-            yield "router", feed_forward.router(self.hidden)
-        yield "norms", Weights(0, layer.norms * self.hidden)
-        yield "extra", layer.extra
-
-    def _every_token(self, layer: Layer, split: Split) -> Weights:
-        """All of that."""
-        parts = [weights for _, weights in self._parts(layer, split)]
-        return Weights(sum(part.matrices for part in parts), sum(part.plain for part in parts))
+            yield feed_forward.shared_weights(self.hidden, split)
+            yield feed_forward.router(self.hidden)
+        yield Weights(plain=layer.norms * self.hidden)
+        yield layer.extra
 
     def _used_matrices(self, layer: Layer, split: Split) -> int:
-        """Matrices that one token is multiplied by in a layer."""
+        """Parameters of the matrices that one token is multiplied by in a layer."""
         experts = layer.feed_forward
-        routed = experts.active * experts.expert(self.hidden, split).matrices if isinstance(experts, Experts) else 0
-        return self._every_token(layer, split).matrices + routed
+        routed = experts.active * experts.expert(self.hidden, split).multiplied if isinstance(experts, Experts) else 0
+        return sum(part.multiplied for part in self._parts(layer, split)) + routed
 
     def _layer_bytes(self, layer: Layer, experts: Sum, split: Split) -> Sum:
         """Bytes of one layer with so many of its routed experts (a number or an array)."""
         plain, quantized = self._value_bytes, bytes_per_value(self.weight_dtype or self.dtype)
         linear = plain if self.quantized_experts_only else quantized
         total = 0.0
-        for part, weights in self._parts(layer, split):
-            kept = part in {"router", "extra"}
-            total += weights.matrices * (plain if kept else linear) + weights.plain * plain
+        for part in self._parts(layer, split):
+            total += part.plain * plain
+            for name, count in part.matrices:
+                total += count * (plain if name in _NEVER_QUANTIZED else linear)
         if not isinstance(feed_forward := layer.feed_forward, Experts):
             return total
         return total + experts * self._expert_bytes(feed_forward, split)
@@ -335,10 +331,10 @@ class ModelSpec:
     def _expert_bytes(self, experts: Experts, split: Split) -> float:
         """Bytes of one routed expert, with the padding that it has in memory."""
         rows, columns = _MXFP4_MULTIPLES if self.weight_dtype == "mxfp4" else (1, 1)
-        matrices, plain = experts.expert(self.hidden, split)
+        expert = experts.expert(self.hidden, split)
         width, inner = split.share("expert columns", experts.intermediate), experts.latent or self.hidden
-        stored = matrices // (width * inner) * _padded(inner, rows) * _padded(width, columns)
-        return stored * bytes_per_value(self.weight_dtype or self.dtype) + plain * self._value_bytes
+        stored = experts.matrices * _padded(inner, rows) * _padded(width, columns)
+        return stored * bytes_per_value(self.weight_dtype or self.dtype) + expert.plain * self._value_bytes
 
     def _forward_width(self, layer: Layer, split: Split) -> int:
         """Elements per token alive at the widest moment of a layer."""

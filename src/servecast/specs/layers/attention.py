@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from servecast.specs.dtypes import bytes_per_value
-from servecast.specs.layers.layer import Read, Split, Weights
+from servecast.specs.layers.layer import Read, Split, Weights, named
 
 _SPARSE_FP8_BYTES = 656
 """A token of sparse MLA in an fp8 cache: 512 fp8 values, 4 fp32 scales, 64 rotary values in 16 bits
@@ -72,8 +72,10 @@ class Attention:
         plain = (query + key + value) * self.qkv_bias + hidden * self.output_bias + heads * self.sinks + self.extra
         plain += (2 - self.shares_cache) * self.head_dim * self.qk_norm
         plain += (self.heads + self.kv_heads) * self.head_dim * self.whole_qk_norm
-        into = query * (2 if self.gated else 1) + key + value
-        return Weights((self.inputs or hidden) * into + hidden * output, plain)
+        width = self.inputs or hidden
+        queries = query * (2 if self.gated else 1)
+        into = named(query=width * queries, key=width * key, value=width * value)
+        return Weights((*into, ("output", hidden * output)), plain)
 
     def kv_bytes(self, kv_dtype: str, split: Split) -> float:
         """Keys and values of one token."""
@@ -149,17 +151,20 @@ class LatentAttention:
         """Projections down, which every GPU holds whole, and up, which are split by heads."""
         heads = split.share("attention heads", self.heads)
         width = heads * (self.nope + self.rope)
-        query = hidden * width if self.query_rank is None else self.query_rank * (hidden + width)
-        compress = hidden * (self.kv_rank + self.rope)
-        expand = self.kv_rank * heads * (self.nope + self.value)
-        total = query + compress + expand + heads * self.value * hidden
+        matrices = named(
+            query_down=hidden * (self.query_rank or 0),
+            query_up=(self.query_rank or hidden) * width,
+            kv_down=hidden * (self.kv_rank + self.rope),
+            kv_up=self.kv_rank * heads * (self.nope + self.value),
+            output=heads * self.value * hidden,
+        )
         plain = (self.query_rank or 0) + self.kv_rank + self.extra
         if self.index:
             # Queries from the compressed query, one key and the heads' weights from the hidden state: not split.
             queries = self.index.heads * self.index.dim * (self.query_rank or hidden)
-            total += queries + hidden * (self.index.dim + self.index.heads)
+            matrices += named(index=queries + hidden * (self.index.dim + self.index.heads))
             plain += 2 * self.index.dim
-        return Weights(total, plain)
+        return Weights(matrices, plain)
 
     def kv_bytes(self, kv_dtype: str, split: Split) -> float:
         """The compressed vector of one token and, of sparse attention, its index key."""

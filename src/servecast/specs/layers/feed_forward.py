@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from servecast.specs.layers.layer import Split, Sum, Weights
+from servecast.specs.layers.layer import Split, Sum, Weights, named
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ class Dense:
         """The matrices, and their biases."""
         width = split.share("intermediate columns", self.intermediate)
         plain = (self.matrices - 1) * width + hidden if self.bias else 0
-        return Weights(self.matrices * hidden * width, plain)
+        one = hidden * width
+        return Weights(named(gate=one, up=one, down=one) if self.gated else named(up=one, down=one), plain)
 
     def width(self, hidden: int, split: Split) -> int:
         """Values per token alive at one time: gate, up and their product."""
@@ -65,17 +66,21 @@ class Experts:
         """One routed expert."""
         width = split.share("expert columns", self.intermediate)
         inner = self.latent or hidden
-        return Weights(self.matrices * inner * width, ((self.matrices - 1) * width + inner) * self.biases)
+        return Weights(
+            named(experts=self.matrices * inner * width), ((self.matrices - 1) * width + inner) * self.biases
+        )
 
     def shared_weights(self, hidden: int, split: Split) -> Weights:
         """What every token passes beside the routed experts."""
         width = split.share("shared expert columns", self.shared)
-        around = 2 * hidden * self.latent if self.latent else 0
-        return Weights(self.matrices * hidden * width + around, hidden * self.shared_gate)
+        matrices = named(shared=self.matrices * hidden * width)
+        if self.latent:
+            matrices += named(latent=2 * hidden * self.latent)
+        return Weights(matrices, hidden * self.shared_gate)
 
     def router(self, hidden: int) -> Weights:
         """The router: whole on every GPU, never quantised."""
-        return Weights(hidden * self.total, self.total * self.router_bias + self.router_extra)
+        return Weights(named(router=hidden * self.total), self.total * self.router_bias + self.router_extra)
 
     def touched(self, tokens: Sum) -> Sum:
         """Distinct experts that so many tokens take."""

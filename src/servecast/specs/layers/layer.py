@@ -44,13 +44,32 @@ def not_split(problem: str) -> InputError:
 
 
 class Weights(NamedTuple):
-    """Parameters of one part of a layer on one GPU."""
+    """Parameters of one part of a layer on one GPU.
 
-    matrices: int  # what every token is multiplied by
-    plain: int = 0  # norms, biases, sinks and filters: never quantised
+    matrices : what a token is multiplied by, by the names of `servecast.specs.quantization`
+    plain : norms, biases, sinks and filters, never quantised
+    """
+
+    matrices: tuple[tuple[str, int], ...] = ()
+    plain: int = 0
+
+    @property
+    def multiplied(self) -> int:
+        """Parameters of all matrices."""
+        return sum(count for _, count in self.matrices)
+
+    @property
+    def total(self) -> int:
+        """All parameters."""
+        return self.multiplied + self.plain
 
 
-NOTHING: Final = Weights(0)
+def named(**matrices: int) -> tuple[tuple[str, int], ...]:
+    """Matrices with their parameters."""
+    return tuple(matrices.items())
+
+
+NOTHING: Final = Weights()
 
 
 class Read(NamedTuple):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from servecast.specs.dtypes import bytes_per_value
-from servecast.specs.layers.layer import Read, Split, Weights
+from servecast.specs.layers.layer import Read, Split, Weights, named
 
 
 class _Recurrent:
@@ -86,7 +86,7 @@ class Mamba2(_Recurrent):
         into = inner + channels + heads
         plain = channels * (self.kernel + self.conv_bias) + 3 * heads + inner * self.gate_norm
         plain += (into + hidden) * self.bias
-        return Weights(hidden * (into + inner), plain)
+        return Weights(named(state_in=hidden * into, state_out=inner * hidden), plain)
 
     def state_values(self, split: Split) -> int:
         """heads x head_dim x state."""
@@ -136,7 +136,9 @@ class Mamba(_Recurrent):
         """Projections in, to step, B and C, from the step, and out; the state matrix is small and never quantised."""
         inner = split.share("state-space channels", self.inner)
         selected = self.step_rank + 2 * self.state
-        matrices = hidden * 2 * inner + inner * selected + self.step_rank * inner + inner * hidden
+        matrices = named(
+            state_in=hidden * 2 * inner, state_step=inner * (selected + self.step_rank), state_out=inner * hidden
+        )
         plain = inner * (self.kernel + self.conv_bias) + inner * (2 + self.state)
         plain += selected * self.norms + (2 * inner + hidden) * self.bias
         return Weights(matrices, plain)
@@ -183,9 +185,11 @@ class DeltaNet(_Recurrent):
         heads, keys, values = self._sizes(split)
         plain = (2 * keys + values) * self.kernel + self.value_dim
         if self.rank is None:
-            return Weights(hidden * (2 * keys + 3 * values + 2 * heads), plain + 2 * heads)
-        gates = 2 * (hidden * self.rank) + self.rank * (keys + values)
-        return Weights(hidden * (2 * keys + 2 * values + heads) + gates, plain + heads + keys)
+            into = named(state_in=hidden * (2 * keys + 2 * values), state_step=hidden * 2 * heads)
+            return Weights((*into, ("state_out", values * hidden)), plain + 2 * heads)
+        gates = 2 * hidden * self.rank + self.rank * (keys + values) + hidden * heads
+        into = named(state_in=hidden * (2 * keys + values), state_step=gates, state_out=values * hidden)
+        return Weights(into, plain + heads + keys)
 
     def state_values(self, split: Split) -> int:
         """value_heads x key_dim x value_dim."""
@@ -224,7 +228,7 @@ class Lightning(_Recurrent):
     def weights(self, hidden: int, split: Split) -> Weights:
         """Queries, keys, values, the output gate, a norm and the output projection."""
         inner = self._inner(split)
-        return Weights(5 * hidden * inner, inner)
+        return Weights(named(state_in=4 * hidden * inner, state_out=inner * hidden), inner)
 
     def state_values(self, split: Split) -> int:
         """heads x head_dim x head_dim."""
@@ -259,7 +263,10 @@ class ShortConvolution(_Recurrent):
     def weights(self, hidden: int, split: Split) -> Weights:
         """Two gates and the input, the filter, and the output projection."""
         inner = split.share("convolution channels", self.channels)
-        return Weights(4 * hidden * inner, inner * self.kernel + (4 * inner + hidden) * self.bias)
+        return Weights(
+            named(state_in=3 * hidden * inner, state_out=inner * hidden),
+            inner * self.kernel + (4 * inner + hidden) * self.bias,
+        )
 
     def state_values(self, split: Split) -> int:
         """None."""
