@@ -9,7 +9,9 @@ import servecast
 from servecast.against.server import command
 from servecast.cli import app as cli
 from servecast.errors import InputError
+from servecast.requests import Status
 from servecast.run.system import System
+from servecast.scenario import check
 
 BLOCK = 24
 SCENARIO = f"""
@@ -100,3 +102,26 @@ def test_the_price_of_an_hour_is_of_all_gpus_of_all_replicas():
     changes = {"sweep": {}, "replicas": 3, "engine.tensor_parallel_size": 2, "device": "h100-sxm", "profile": None}
     system = System.of(servecast.load("quickstart", changes))
     assert system.usd_per_hour == 3 * 2 * system.scenario.cost.usd_per_gpu_hour
+
+
+def test_preempting_for_ever_names_the_option_that_ends_it(tmp_path):
+    """vLLM's own rules: prompts let in for a first chunk take each other's blocks; with all of it reserved it ends."""
+    rows = "0,34,4,2\n0,40,54,1\n0,55,49,3\n0,115,43,1\n0,136,6,1\n0.063,78,10,0\n"
+    (tmp_path / "t.csv").write_text(f"arrival_s,prompt_tokens,output_tokens,priority\n{rows}")
+    policy = {
+        "kind": "continuous", "scheduling_policy": "priority", "long_prefill_token_threshold": 40,
+        "max_num_batched_tokens": 64, "max_num_seqs": 8, "scheduler_reserve_full_isl": False,
+    }  # fmt: skip
+    scenario = {
+        "name": "t", "model": "llama-3.1-8b", "device": "h100-sxm", "engine": {"kv_blocks": 11},
+        "workload": {"trace": {"path": "t.csv"}}, "policies": [{"kind": "static"}, policy],
+    }  # fmt: skip
+
+    def served(**changes):
+        system = System.of(check({**scenario, "policies": [{"kind": "static"}, policy | changes]}, tmp_path), 1)
+        return (system.serve(system.traffic().client).requests["status"] == Status.COMPLETED).sum()
+
+    with pytest.raises(InputError, match=r"without a token.*for ever: give true") as refused:
+        served()
+    assert refused.value.place == "scenario.policies[1].scheduler_reserve_full_isl"
+    assert served(scheduler_reserve_full_isl=True) == served(long_prefill_token_threshold=0) == 6

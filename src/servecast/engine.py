@@ -468,11 +468,9 @@ class _Replica:
             self._progress, self._preemptions = progress, preemptions
         fruitless = preemptions - self._preemptions
         if fruitless > _MOST_FRUITLESS:
-            raise InputError(
-                "scheduler",
-                f"{fruitless} preemptions without a token: sequences take each other's KV blocks for ever; "
-                "give more blocks, fewer sequences, or scheduler_reserve_full_isl: true",
-            )
+            place, remedy = self.policy.preempts_for_ever
+            happened = f"{fruitless:,} preemptions without a token: sequences take each other's KV blocks for ever"
+            raise InputError(place, f"{happened}: {remedy}")
 
     def _crash(self, event: OutOfMemory | RanOutError, now: float) -> None:
         """Lose what runs, as the policy foresaw or a device found out, and restart."""

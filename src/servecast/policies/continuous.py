@@ -94,6 +94,14 @@ class Continuous(Policy):
     def simulated_only(self) -> tuple[str, ...]:
         return tuple(name for name in ("enable_prefix_caching", "async_scheduling") if getattr(self, name))
 
+    @property
+    def preempts_for_ever(self) -> tuple[str, str]:
+        """vLLM may too: prompts let in for their first chunk alone take turns in preempting each other."""
+        if self.scheduler_reserve_full_isl:
+            return super().preempts_for_ever
+        remedy = "give true (or long_prefill_token_threshold: 0), so that a prompt waits until all of it finds blocks"
+        return "scheduler_reserve_full_isl", remedy
+
     def start(self, pool: BlockPool, activation_blocks: Callable[[int], int]) -> State:
         # The budget bounds the activations, and the memory plan has set them aside.
         waiting: Queue = PriorityQueue() if self.scheduling_policy == "priority" else deque()

@@ -54,6 +54,11 @@ class Policy:
         """Parameters that are set and that a device does not execute."""
         return ()
 
+    @property
+    def preempts_for_ever(self) -> tuple[str, str]:
+        """Where sequences may take each other's KV blocks for ever: the parameter that ends it, and how."""
+        return "scheduler", "give more blocks, or fewer sequences"
+
     def start(self, pool: BlockPool, activation_blocks: Callable[[int], int]) -> State:
         """A fresh state. ``activation_blocks(tokens)``: KV blocks' worth of memory that the activations of a step of so
         many tokens need beyond what was set aside for them."""

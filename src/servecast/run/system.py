@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from servecast.engine import Server, replay
+from servecast.errors import InputError
 from servecast.executor import ModelExecutor
 from servecast.kvcache import BlockPool
 from servecast.metrics import Hardware, Slo, Tenants, summarise
@@ -133,7 +134,12 @@ class System:
             servers.append(Server(self.policy, executor, pool, *limits))
         horizon_s = math.inf if scenario.horizon_s is None else scenario.horizon_s
         router = ROUTERS[scenario.router or "least_outstanding"]()
-        run = replay(client, servers, router, horizon_s=horizon_s, progress=progress).run
+        try:
+            run = replay(client, servers, router, horizon_s=horizon_s, progress=progress).run
+        except InputError as error:
+            if not hasattr(self.policy, error.place):
+                raise
+            raise error.moved(f"scenario.policies[{self.at}].{error.place}") from None
         # A device that finds its own limit has more blocks in its books than there is memory.
         return replace(run, kv_blocks_total=self.memory.kv_blocks)
 
