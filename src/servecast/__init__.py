@@ -10,8 +10,9 @@ The Python interface is two functions, and what they need is imported when they 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = (
+    False  # as type checkers know it; to import it would leave an interrupt at start-up nobody to tell of it
+)
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path

@@ -1,7 +1,12 @@
 """``python -m servecast`` is the command line."""
 
+from __future__ import annotations
+
 import sys
-from typing import NoReturn
+
+TYPE_CHECKING = False  # see `servecast`
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def main() -> NoReturn:
