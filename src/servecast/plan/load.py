@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from servecast.scenario.traffic import traffic
+from servecast.workload.arrivals import arrive
 from servecast.workload.shaping import split
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def _mean(arrivals: Any, requests: int) -> float | None:
         return float(rate) if math.isfinite(rate) else None
     if not hasattr(arrivals, "burstiness"):
         return None
-    times_s = _changed(arrivals, burstiness=math.inf).build().times(requests, np.random.default_rng(0))
+    times_s = arrive(_changed(arrivals, burstiness=math.inf).build(), requests, np.random.default_rng(0))
     return (len(times_s) - 1) / float(times_s[-1] - times_s[0]) if len(times_s) > 1 else None
 
 

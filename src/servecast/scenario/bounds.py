@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
 from pydantic import Field
 
 from servecast.engine import LATEST_S
+from servecast.workload.clients import MOST_REQUESTS
 from servecast.workload.lengths import LONGEST_TOKENS
 
 
@@ -24,7 +25,7 @@ class Most(NamedTuple):
     why: str
 
 
-REQUESTS = Most(20_000_000, "their tables would not fit the memory")
+REQUESTS = Most(MOST_REQUESTS, "their tables would not fit the memory")
 TOKENS = Most(LONGEST_TOKENS, "no sequence, batch or cache line of text is longer")
 SEQUENCES = Most(1_000_000, "no engine holds more sequences at a time")
 BLOCK_SIZE = Most(1 << 16, "a block is a small part of a sequence")

@@ -183,7 +183,7 @@ else:
         ),
         described(rates.Diurnal, kind="diurnal", burstiness=Rate),
         described(rates.RampUp, kind="ramp_up", burstiness=Rate),
-        described(rates.Modulated, kind="modulated"),
+        described(rates.Modulated, kind="modulated", rate_rps=Rate),
     )
     Length = one_of(
         described(length_laws.Fixed, kind="fixed"),

@@ -43,6 +43,17 @@ class Arrivals(Protocol):
         """The first n arrivals: (n,) float64 [s], never decreasing."""
 
 
+def arrive(arrivals: Arrivals, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """The first n arrivals, or as many as there are: [s]. An InputError where their times are beyond all numbers."""
+    with np.errstate(all="ignore"):  # what follows says it better than a warning
+        times_s = arrivals.times(n, rng)
+    if not np.isfinite(times_s).all():
+        raise InputError(
+            "arrivals", "rates or times so small or large put arrivals beyond all numbers: give usual ones"
+        )
+    return times_s
+
+
 @dataclass(frozen=True)
 class Poisson:
     """Poisson arrivals at ``rate_rps`` [requests/s]: exponential gaps, CV 1.

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+MOST_REQUESTS = 20_000_000  # their tables would not fit the memory above
 CHUNK = 16_384  # rows turned into Python numbers at a time: array scalars are slow one by one, whole lists are large
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from servecast.errors import InputError
 from servecast.workload.checks import ABOVE_0, between, check
 from servecast.workload.clients import LengthColumns
-from servecast.workload.prefixes import PrefixIds
+from servecast.workload.prefixes import PrefixIds, require_few
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -264,4 +264,5 @@ class RandomLengths:
     def shared_prefix(self, n: int) -> PrefixIds:
         """The full blocks of the shared prefix, for each of n requests; what follows is not shared."""
         blocks = self.prefix_tokens // self.block_size
+        require_few(n * blocks, "fewer requests, or fewer prefix_tokens")
         return PrefixIds(np.tile(np.arange(blocks), n), np.arange(1, n + 1) * blocks)

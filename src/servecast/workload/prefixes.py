@@ -22,6 +22,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+MOST_IDS = 100_000_000  # of all prompts together, 8 bytes each and several times that on the way
+
+
+def require_few(ids: int, remedy: str) -> None:
+    """Raises InputError for more block ids than memory has room for, before they are made."""
+    if ids > MOST_IDS:
+        problem = (
+            f"prompts share {ids:,} blocks in all, more than the {MOST_IDS:,} that are kept in memory: give {remedy}"
+        )
+        raise InputError("workload", problem)
+
+
 class PrefixIds(Sequence[tuple[int, ...]]):
     """n tuples of block ids in two arrays: 8 bytes an id, where tuples of Python numbers take 40.
 

@@ -8,12 +8,13 @@ Ramps are vLLM's, where request i of n, not time, sets the rate. A value that ca
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite, pi
+from math import inf, isfinite, pi
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from servecast.workload.arrivals import BURSTINESS, gaps
+from servecast.errors import InputError
+from servecast.workload.arrivals import BURSTINESS, RATE, gaps
 from servecast.workload.checks import ABOVE_0, between, check, one_of
 
 if TYPE_CHECKING:
@@ -137,6 +138,9 @@ class RampUp:
         return np.cumsum(gaps(n, self.burstiness, rng) / self.rates(n))
 
 
+_LONGEST_MINUTES = 500_000  # a year; each second has a number in memory
+
+
 @dataclass(frozen=True)
 class Modulated:
     """Poisson arrivals at a rate that is redrawn at random: bursts at three time scales (a doubly stochastic process).
@@ -148,7 +152,7 @@ class Modulated:
 
     Seconds are counted from the first arrival, as the index of a trace is.
 
-    rate_rps : requests a second on average
+    rate_rps : requests a second on average; .inf sends all at once
     variance_1s, variance_10s, variance_60s : variance of the factor redrawn so often, 0 for none
     """
 
@@ -158,7 +162,7 @@ class Modulated:
     variance_60s: float = 0.0
 
     def __post_init__(self) -> None:
-        check(self, ABOVE_0, "rate_rps")
+        check(self, RATE, "rate_rps")
         check(self, between(0, 1e6, "0 and a million"), "variance_1s", "variance_10s", "variance_60s")
 
     @classmethod
@@ -183,14 +187,19 @@ class Modulated:
 
     def times(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
         due = np.cumsum(rng.standard_exponential(n))
-        if not n:
-            return due
+        if not n or self.rate_rps == inf:
+            return np.zeros(n)
         first_s = due[0] / self.rate_rps
         due -= due[0]
         chunks: list[NDArray[np.float64]] = []
         total = 0.0
+        minutes = int(min(max(64.0, n / self.rate_rps / 60 + 1), _LONGEST_MINUTES))
         while total <= due[-1]:
-            minutes = max(64, int(n / self.rate_rps / 60) + 1)
+            if len(chunks) * minutes >= _LONGEST_MINUTES:
+                remedy = "a higher rate_rps, smaller variances, or fewer requests"
+                raise InputError(
+                    "arrivals", f"{n:,} requests take more than {_LONGEST_MINUTES:,} minutes; give {remedy}"
+                )
             rate = np.full(minutes * 60, self.rate_rps)
             for variance, held_s in ((self.variance_60s, 60), (self.variance_10s, 10), (self.variance_1s, 1)):
                 if variance:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from servecast.errors import InputError
+from servecast.workload.arrivals import arrive
 from servecast.workload.checks import AT_LEAST_0, AT_LEAST_1, check
-from servecast.workload.clients import OpenLoop, RequestColumns
-from servecast.workload.prefixes import PrefixIds, ramps
+from servecast.workload.clients import MOST_REQUESTS, OpenLoop, RequestColumns
+from servecast.workload.prefixes import PrefixIds, ramps, require_few
 from servecast.workload.synthetic import streams
 
 if TYPE_CHECKING:
@@ -120,8 +122,13 @@ class Conversations:
     def generate(self, conversations: int, seed: int) -> RequestColumns:
         """The turns of ``conversations``, in order of the earliest times they can be sent."""
         arrivals_rng, prompt_rng, output_rng, turns_rng = streams(seed, 4)
-        starts_s = self.arrivals.times(conversations, arrivals_rng)
+        starts_s = arrive(self.arrivals, conversations, arrivals_rng)
         turns = self.turns.draw(len(starts_s), turns_rng)
+        if (requests := int(turns.sum())) > MOST_REQUESTS:
+            problem = (
+                f"{requests:,} turns in all, more than {MOST_REQUESTS:,}: give fewer conversations, or fewer turns"
+            )
+            raise InputError("workload.conversations", problem)
         new = self.new_tokens.draw(int(turns.sum()), prompt_rng)
         outputs = self.output_tokens.draw(int(turns.sum()), output_rng)
         ends = np.cumsum(turns)
@@ -145,6 +152,7 @@ class Conversations:
         """Ids of the full blocks: those of the system prompt are shared by all, others by one conversation's turns."""
         shared = self.system_tokens // self.block_size
         counts = (prompts + self.system_tokens) // self.block_size
+        require_few(int(counts.sum()), "fewer conversations or turns, or shorter texts")
         place = ramps(counts)
         longest = int(counts.max()) if len(counts) else 0
         own = shared + np.repeat(of, counts) * longest + place

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from servecast.errors import InputError
+from servecast.workload.arrivals import arrive
 from servecast.workload.clients import LengthColumns, RequestColumns
 from servecast.workload.lengths import RandomLengths
 
@@ -24,7 +25,7 @@ def generate(arrivals: Arrivals, lengths: Lengths, requests: int, seed: int) -> 
 
     Fewer where a schedule of rates ends before; none at all is an InputError.
     """
-    times_s = arrivals.times(requests, streams(seed)[0])
+    times_s = arrive(arrivals, requests, streams(seed)[0])
     if requests and not len(times_s):
         raise InputError("arrivals", "the schedule ends before the first request; give it a higher rate, or more time")
     drawn = generate_lengths(lengths, len(times_s), seed)

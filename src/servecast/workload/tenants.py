@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from servecast.workload.arrivals import arrive
 from servecast.workload.checks import ABOVE_0, check
 from servecast.workload.clients import RequestColumns
 from servecast.workload.shaping import split
@@ -58,7 +59,7 @@ def mixture(tenants: Sequence[Tenant], requests: int, seed: int) -> RequestColum
     parts, owners = [], []
     for at, (tenant, count, root) in enumerate(zip(tenants, counts, roots, strict=True)):
         arrivals_rng, prompt_rng, output_rng = streams(root)
-        times_s = tenant.arrivals.times(count, arrivals_rng)
+        times_s = arrive(tenant.arrivals, count, arrivals_rng)
         parts.append((times_s, *tenant.lengths.draw(len(times_s), prompt_rng, output_rng)))
         owners.append(np.full(len(times_s), at))
     times_s, prompts, outputs = (np.concatenate(column) for column in zip(*parts, strict=True))
