@@ -5,6 +5,8 @@ import io
 import json
 import math
 import os
+from datetime import date
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,13 +14,15 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from servecast.cli import trace as command
 from servecast.errors import InputError
 from servecast.workload.traces.delimited import Delimited, fixed
 from servecast.workload.traces.readers import PLAIN_READERS, READERS
 from servecast.workload.traces.source import opened
+from servecast.workload.traces.statistics import trace_statistics
 from servecast.workload.traces.summaries import SUMMARIES, recognised
 from servecast.workload.traces.trace_file import TraceFile
 
@@ -676,6 +680,134 @@ def test_random_cuts_and_damage_never_end_in_anything_but_an_input_error(trace, 
             assert str(error).isprintable()  # noqa: PT017
         else:
             assert result.report.rows_read == result.report.rows_used + result.report.rows_rejected
+
+
+# --- hostile values ---------------------------------------------------------------------------------------------------
+
+MAGNITUDES = (
+    0, 1, -1, 2**31, 2**53 + 1, 2**62, 2**63, 2**64, 10**30, 10**400, 0.5, 5e-324, -5e-324, 1e-9, 1e18, 1.7e308, math.inf,
+    -math.inf, math.nan, True, None, "", "7", "x", "nan", "1e999", "\u0663", "a,b", '"', "\n", "2024-01-01", "ff" * 40, [],
+    [1], ["1"], [[1]], [10**30], [-1], {}, {"value": 1, "unit": "ms"}, {"value": -1, "unit": None}, {"a": {"b": 1}},
+)  # fmt: skip
+hostile = st.one_of(
+    st.sampled_from(MAGNITUDES), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=6), st.lists(st.integers())
+)
+
+
+def places(value, path=()):
+    """Every place of a JSON value, as a path of keys and indices."""
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    yield path
+    for key, child in children:
+        yield from places(child, (*path, key))
+
+
+def replaced(value, path, new):
+    """The JSON value with ``new`` at that place."""
+    if not path:
+        return new
+    copy = value.copy()
+    copy[path[0]] = replaced(value[path[0]], path[1:], new)
+    return copy
+
+
+def spoilt(content, data):
+    """A file with one to three of its values replaced by hostile ones."""
+    if content[:1] in "{[":
+        whole = content.count("\n") > 0 and content[:2] in ("[\n", "{\n")
+        parts = [json.loads(content)] if whole else [json.loads(line) for line in content.splitlines()]
+        for _ in range(data.draw(st.integers(1, 3))):
+            at = data.draw(st.integers(0, len(parts) - 1))
+            path = data.draw(st.sampled_from(list(places(parts[at]))))
+            parts[at] = replaced(parts[at], path, data.draw(hostile))
+        return "\n".join(map(json.dumps, parts))
+    head, *table = [line.split(",") for line in content.splitlines()]
+    for _ in range(data.draw(st.integers(1, 3))):
+        row = data.draw(st.sampled_from(table))
+        row[data.draw(st.integers(0, len(row) - 1))] = str(data.draw(hostile))
+    return "\n".join(",".join(row) for row in [head, *table])
+
+
+def answered(path, *options):
+    """What the command says of a file: exit 0, or an InputError of one line."""
+    try:
+        command.trace([path], strict="--strict" in options, fit="--fit" in options)
+    except InputError as error:
+        assert str(error).isprintable() and len(str(error)) < 800  # noqa: PT017
+
+
+@pytest.mark.parametrize("name", [name for name, (_, content, _) in FILES.items() if isinstance(content, str)])
+@given(data=st.data())
+@settings(
+    max_examples=10, deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_value_in_any_field_is_read_or_refused_in_one_line(trace, capsys, name, data):
+    path = trace(spoilt(FILES[name][1], data)).path
+    for option in ("", "--strict", "--fit"):
+        answered(Path(path), option)
+    capsys.readouterr()
+
+
+ARROW = {
+    "decimal": pyarrow.array([Decimal("0.5"), Decimal("1.5")]), "whole": pyarrow.array([Decimal(0), Decimal(2)]),
+    "date32": pyarrow.array([date(2024, 1, 1), date(2024, 1, 2)]), "date64": pyarrow.array([0, 86_400_000], pyarrow.date64()),
+    "time32": pyarrow.array([1, 2], pyarrow.time32("s")), "time64": pyarrow.array([1, 2], pyarrow.time64("ns")),
+    "duration": pyarrow.array([1, 2**62], pyarrow.duration("s")), "far": pyarrow.array([0, 2**62], pyarrow.timestamp("ms")),
+    "timestamp": pyarrow.array([1, 2], pyarrow.timestamp("us", "UTC")), "bool": pyarrow.array([True, False]),
+    "binary": pyarrow.array([b"1", b"2"]), "list": pyarrow.array([[1], [2]]), "struct": pyarrow.array([{"a": 1}, None]),
+    "null": pyarrow.nulls(2), "uint64": pyarrow.array([1, 2**64 - 1], pyarrow.uint64()), "float16": pyarrow.array([0, 1], pyarrow.float16()),
+    "strings": pyarrow.array(["1", "2"]), "dictionary": pyarrow.array(["1", "2"]).dictionary_encode(),
+    "map": pyarrow.array([[("a", 1)], []], pyarrow.map_(pyarrow.string(), pyarrow.int64())),
+}  # fmt: skip
+FIELDS = ("arrival_s", "timestamp", "prompt_tokens", "output_tokens", "priority", "session", "tenant", "ttft_s", "e2e_s", "send_s", "delay_s", "prefix_ids_16")  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ARROW)
+def test_any_type_in_any_column_of_a_table_is_read_or_refused_in_one_line(trace, capsys, kind):
+    for field in FIELDS:
+        columns = {"arrival_s": [0.0, 1.0], "prompt_tokens": [1, 2], "output_tokens": [1, 2]}
+        if field == "timestamp":
+            del columns["arrival_s"]
+        path = trace(parquet(**columns | {field: ARROW[kind]})).path
+        for option in ("", "--strict", "--fit"):
+            answered(Path(path), option)
+    capsys.readouterr()
+
+
+def test_a_typed_column_of_a_table_says_its_own_unit(trace):
+    """A duration of 500 ms in a column of seconds is 0.5 s; a decimal is a number; a date is a time."""
+    lengths = {"prompt_tokens": pyarrow.array([Decimal(7), Decimal(8)]), "output_tokens": [1, 2]}
+    spans = pyarrow.array([0, 500], pyarrow.duration("ms"))
+    result = trace(parquet(arrival_s=spans, ttft_s=spans, **lengths)).read()
+    assert rows(result) == [(0.0, 7, 1), (0.5, 8, 2)]
+    assert result.recorded.ttft_s.tolist() == [0.0, 0.5]
+    assert rows(trace(parquet(timestamp=ARROW["date32"], **lengths)).read())[1][0] == 86_400.0
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("arrival_s,prompt_tokens,output_tokens,prefix_ids_0\n0,1,1,1\n", "prefix_ids_0: a block of no tokens"),
+        ("arrival_s,prompt_tokens,output_tokens\n0,1,1\n4611686018427387904,1,1\n", "time is beyond the year 9999"),
+        (parquet(arrival_s=[0], prompt_tokens=ARROW["time32"].slice(0, 1), output_tokens=[1]), "prompt_tokens is not a number"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_says_why(trace, content, problem):
+    with pytest.raises(InputError, match=problem):
+        trace(content).read()
+
+
+def test_a_span_that_no_clock_can_tell_is_none(trace):
+    figures = trace_statistics(trace("arrival_s,prompt_tokens,output_tokens\n0,1,1\n5e-324,2,2\n").read())
+    assert figures["mean_rate_rps"] is None
+    assert figures["gap_cv"] is None
+
+
+def test_a_sparse_trace_of_centuries_has_its_dispersion_in_little_memory(trace):
+    """3 requests in 10^10 windows of 1 s, two of them in one: n = 10^10, sums 3 and 5, so (5n - 9) / 3n."""
+    result = trace("arrival_s,prompt_tokens,output_tokens\n0,1,1\n0.5,1,1\n3,1,1\n10000000000,1,1\n").read()
+    n = 10**10
+    assert trace_statistics(result)["iod_1s"] == pytest.approx((5 * n - 9) / (3 * n), rel=1e-12)
 
 
 # --- summaries ------------------------------------------------------------------------------------------------------

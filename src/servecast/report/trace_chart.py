@@ -23,14 +23,14 @@ def trace_chart(columns: RequestColumns, name: str) -> Chart:
     """Arrivals over time, prompts against outputs, and the share of prompt tokens that an infinite cache would find
     again, where the trace has prefix ids. What arrives at once has no arrivals over time."""
     reuse = reusable(columns)
-    panels = [_arrivals(columns)] if columns.span_s else []
+    panels = [_arrivals(columns)] if columns.offered_rps else []
     panels.append(_lengths(columns))
     found = "no prefix ids"
     if reuse is not None:
         panels.append(_reuse(columns))
         found = f"an infinite prefix cache finds {percent(reuse.token_hit_rate, 0)} of prompt tokens"
     rate = "all at once" if columns.offered_rps is None else f"{number(columns.offered_rps, 3)} requests/s on average"
-    legend = [Key("more requests: darker", "heat"), *([Key("mean rate", "strong")] if columns.span_s else [])]
+    legend = [Key("more requests: darker", "heat"), *([Key("mean rate", "strong")] if columns.offered_rps else [])]
     caption = f"{len(columns):,} requests, {rate}; {found}."
     return Chart("trace", f"Trace {name}", caption, tuple(panels), legend=tuple(legend))
 

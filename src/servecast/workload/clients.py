@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST_REQUESTS = 20_000_000  # their tables would not fit the memory above
+SHORTEST_S = 1e-12  # a span below it is none: no clock is as fine
 CHUNK = 16_384  # rows turned into Python numbers at a time: array scalars are slow one by one, whole lists are large
 
 
@@ -121,7 +122,7 @@ class RequestColumns:
     @property
     def offered_rps(self) -> float | None:
         """Achieved arrival rate [requests/s]: gaps divided by the span; None where there is no span (a burst)."""
-        return (len(self) - 1) / self.span_s if self.span_s > 0 else None
+        return (len(self) - 1) / self.span_s if self.span_s >= SHORTEST_S else None
 
 
 #: What there is of each request besides its arrival.

@@ -20,6 +20,8 @@ from servecast.workload.checks import ABOVE_0, between, check, one_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+LONGEST_S = 3e7  # a year: `Modulated` keeps a rate for each second
+
 
 @dataclass(frozen=True)
 class Piecewise:
@@ -189,6 +191,9 @@ class Modulated:
         due = np.cumsum(rng.standard_exponential(n))
         if not n or self.rate_rps == inf:
             return np.zeros(n)
+        if n / self.rate_rps > LONGEST_S:
+            long = f"{n:,} requests at {self.rate_rps:g} a second take more than {LONGEST_S:g} s (a year)"
+            raise InputError("arrivals", f"{long}; ask for fewer, or a higher rate")
         first_s = due[0] / self.rate_rps
         due -= due[0]
         chunks: list[NDArray[np.float64]] = []

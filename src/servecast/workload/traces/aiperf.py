@@ -20,7 +20,7 @@ def _metric(row: dict[str, Any], name: str) -> tuple[Any, float]:
     if metric is None:
         return None, nan
     value, unit = field_of(metric if isinstance(metric, dict) else {}, "value"), field_of(metric, "unit")
-    if unit not in _SECONDS and unit != "tokens":
+    if not isinstance(unit, str) or (unit not in _SECONDS and unit != "tokens"):
         raise Malformed(f"{name} has a unit that is not known", unit)
     return value, _SECONDS.get(unit, 1.0)
 

@@ -129,9 +129,14 @@ class Layout(Found):
 
 def _within(values: NDArray[Any] | None, most: int, kind: type = np.number) -> Any:
     """The column as int64 or float64 if its values are numbers from 0 to ``most``; else None."""
-    if values is None or not np.issubdtype(values.dtype, kind) or not np.all((values >= 0) & (values <= most)):
+    if values is None or not np.issubdtype(values.dtype, kind):
         return None
-    return values.astype(np.int64 if np.issubdtype(values.dtype, np.integer) else np.float64, copy=False)
+    whole = np.issubdtype(values.dtype, np.integer)
+    if not whole:
+        values = values.astype(np.float64, copy=False)  # half precision cannot hold the limit
+    if not np.all((values >= 0) & (values <= most)):
+        return None
+    return values.astype(np.int64, copy=False) if whole else values
 
 
 @dataclass(frozen=True)

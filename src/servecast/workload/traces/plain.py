@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -61,6 +61,8 @@ def _plain_layout(header: list[str], row: list[str]) -> Layout | None:
         if " " in names:
             raise InputError("columns", f"{names} could both be the {role}; rename all but one")
     ids = _IDS.fullmatch(only.get("prefix", ""))
+    if ids and not int(ids[1]):
+        raise InputError("columns", f"{ids[0]}: a block of no tokens; name the column by how many an id stands for")
     layout = Layout(
         only.get("time"),
         only["prompt"],
@@ -117,9 +119,16 @@ class _PlainParquet(_Plain):
             return None
         schema = content.table.schema_arrow
         layout = self.layout(schema.names, [])
-        if layout is None or layout.time is None or not pyarrow.types.is_timestamp(schema.field(layout.time).type):
+        if layout is None:
+            return None
+        twice = next((name for name in layout.columns if len(schema.get_all_field_indices(name)) > 1), None)
+        if twice is not None:
+            raise InputError("columns", f"{twice} is there twice; keep one")
+        if layout.time is None:
             return layout
-        return replace(layout, unit="ns", dates=True)
+        kind = schema.field(layout.time).type
+        dated = pyarrow.types.is_timestamp(kind) or pyarrow.types.is_date(kind)
+        return replace(layout, unit="ns", dates=dated) if dated or pyarrow.types.is_duration(kind) else layout
 
     def blocks(self, content: Content, found: Layout, rejections: Rejections) -> Iterator[Block]:
         import pyarrow
@@ -127,21 +136,35 @@ class _PlainParquet(_Plain):
         before = 0
         try:
             for batch in content.table.iter_batches(LINES, columns=found.columns):
-                if found.dates:
-                    at = batch.schema.get_field_index(found.time)
-                    tick = pyarrow.timestamp("ns", batch.schema.field(at).type.tz)
-                    ticks = batch.column(at).cast(tick, safe=False).cast(pyarrow.int64())
-                    batch = batch.set_column(at, found.time, ticks)
+                columns = {name: _untyped(batch.column(name), name == found.time) for name in found.columns}
+                batch = pyarrow.table(columns)
                 numbers = np.arange(before + 1, before + 1 + len(batch))
-                columns = {name: batch.column(name) for name in found.columns}
                 full = not found.names and not any(column.null_count for column in columns.values())
                 arrays = {name: np.asarray(column) for name, column in columns.items()} if full else {}
                 plain = found.block(numbers, arrays) if full else None
                 yield plain or parsed(enumerate(batch.to_pylist(), before + 1), found.row, rejections)
                 before += len(batch)
-        except (pyarrow.ArrowInvalid, OSError) as error:
+        except (pyarrow.ArrowException, OverflowError, OSError) as error:
             problem = str(error).splitlines()[0]
-            raise InputError(content.path, f"its Parquet data is damaged ({problem}); fetch the file again") from error
+            raise InputError(
+                content.path, f"its Parquet data is damaged or out of range ({problem}); write it again"
+            ) from error
+
+
+def _untyped(column: Any, is_time: bool) -> Any:
+    """A column as plain numbers: decimals; durations in seconds; and of the time column, ticks of 1 ns."""
+    import pyarrow
+    import pyarrow.compute
+
+    kind = column.type
+    if pyarrow.types.is_decimal(kind):
+        return column.cast(pyarrow.float64())
+    if is_time and (pyarrow.types.is_timestamp(kind) or pyarrow.types.is_date(kind)):
+        return column.cast(pyarrow.timestamp("ns", getattr(kind, "tz", None))).cast(pyarrow.int64())
+    if pyarrow.types.is_duration(kind):
+        ticks = column.cast(pyarrow.duration("ns")).cast(pyarrow.int64())
+        return ticks if is_time else pyarrow.compute.divide(ticks.cast(pyarrow.float64()), 1e9)
+    return column
 
 
 PLAIN = _Plain("plain", "CSV with the columns arrival_s,prompt_tokens,output_tokens, or as obvious ones", _plain_layout)

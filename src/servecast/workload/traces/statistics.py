@@ -49,7 +49,7 @@ def column_statistics(columns: RequestColumns) -> dict[str, float | int | None]:
     """The same of requests alone, wherever they come from."""
     arrival_s = columns.arrival_s
     gaps_s = np.diff(arrival_s)
-    spread = bool(columns.span_s)
+    spread = columns.offered_rps is not None
     figures: dict[str, float | int | None] = {
         "requests": len(columns),
         "span_s": columns.span_s,
@@ -84,8 +84,9 @@ def dispersion(arrival_s: NDArray[np.float64], window_s: float) -> float | None:
     if windows < 2:
         return None
     at = ((arrival_s - arrival_s[0]) / window_s).astype(np.int64)
-    counts = np.bincount(at[at < windows], minlength=windows)
-    return float(counts.var() / counts.mean())
+    counts = np.unique(at[at < windows], return_counts=True)[1]  # most windows of a long, sparse trace are empty
+    total, squares = int(counts.sum()), int((counts**2).sum())
+    return (windows * squares - total**2) / (windows * total)
 
 
 def joint_histogram(columns: RequestColumns) -> JointHistogram:

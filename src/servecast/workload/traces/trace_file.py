@@ -16,12 +16,12 @@ import numpy as np
 
 from servecast.errors import InputError
 from servecast.workload.checks import ABOVE_0, AT_LEAST_0, AT_LEAST_1, check, one_of
-from servecast.workload.clients import RecordedRequests, RequestColumns
+from servecast.workload.clients import SHORTEST_S, RecordedRequests, RequestColumns
 from servecast.workload.prefixes import PrefixIds
 from servecast.workload.shaping import Copies, as_it_is, at_rate, sessions_of
 from servecast.workload.traces import summaries
 from servecast.workload.traces.readers import PLAIN_READERS, READERS
-from servecast.workload.traces.rows import Rejections, joined, shown
+from servecast.workload.traces.rows import Malformed, Rejections, joined, shown
 from servecast.workload.traces.source import opened
 from servecast.workload.traces.trace_report import EPOCH_S, notes_on
 from servecast.workload.traces.trace_report import TraceReport as TraceReport
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from servecast.workload.traces.rows import Block, Found, Reader
     from servecast.workload.traces.source import Content
 
+LATEST_S = 253_402_300_800  # the year 10000: a later time has another unit, or cannot be meant
 TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # per second
 
 
@@ -165,7 +166,7 @@ class TraceFile:
         if unit is None and rows.times is not None:
             units = ", ".join(TICKS)
             raise InputError(self.path, f"nothing says the unit of its times; give time_unit, one of {units}")
-        return reader, found, unit or "s", rows
+        return reader, found, unit or "s", _within_reach(rows, unit or "s", rejections)
 
     def _reader(self, content: Content) -> tuple[Reader, Found]:
         """The reader of the file, by name or by content, and what it found there."""
@@ -257,7 +258,7 @@ class TraceFile:
         since_s = _times(rows)
         if self.rate_rps is None:
             return as_it_is(since_s)
-        if not since_s[-1] > 0:
+        if since_s[-1] < SHORTEST_S:
             raise InputError(self.path, "rate_rps needs a trace that takes time, and all requests arrive at once")
         return at_rate(since_s, sessions_of(rows.session, len(since_s)), self.rate_rps, np.random.default_rng(seed))
 
@@ -364,6 +365,16 @@ def _recorded(rows: Block, timed: bool, offset_s: float, failed: int, source: st
     ttft_s, e2e_s = (unknown if column is None else column for column in (rows.ttft_s, rows.e2e_s))
     lengths = rows.prompt_tokens, rows.output_tokens
     return RecordedRequests(arrival_s, sent_s, *lengths, ttft_s, e2e_s, rows.itl_s, failed, source)
+
+
+def _within_reach(rows: Block, unit: str, rejections: Rejections) -> Block:
+    """The rows without those whose time is beyond `LATEST_S`."""
+    late = np.zeros(len(rows.lines), bool) if rows.times is None else rows.times > LATEST_S * TICKS[unit]
+    reason = "time is beyond the year 9999: is its unit another (time_unit)"
+    for row in np.flatnonzero(late).tolist():
+        rejections.malformed(int(rows.lines[row]), Malformed(reason, f"{_times(rows)[row]:g} {unit}"))
+    rejections.settle()
+    return rows.take(np.flatnonzero(~late))
 
 
 def _sorted(rows: Block) -> tuple[Block, NDArray[np.int64]]:
