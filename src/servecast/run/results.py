@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servecast.metrics import Hardware, decisions_frame, oom_frame, requests_frame
 from servecast.run.extrapolation import Extrapolation
+from servecast.run.transient import Transient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -49,6 +50,7 @@ class Made(NamedTuple):
     row : of the summary
     extrapolation : how far it went outside what was measured
     prompts_failed : memory ran out in a step that computed a closed batch's prompts
+    transient : a head that decides a statistic
     tenants : rows of `servecast.metrics.by_tenant`; none where the workload names no tenant
     run : its requests and decisions; None where a sweep has too many to hold
     """
@@ -57,6 +59,7 @@ class Made(NamedTuple):
     extrapolation: Extrapolation | None
     notes: tuple[str, ...]
     prompts_failed: bool
+    transient: Transient | None
     tenants: tuple[dict[str, Any], ...]
     run: Run | None
 
@@ -70,7 +73,9 @@ class Made(NamedTuple):
     def of(cls, data: dict[str, Any], run: Run | None = None) -> Made:
         """What such data are of."""
         lists = {name: tuple(data[name]) for name in ("notes", "tenants")}
-        return cls(**{**data, **lists, "extrapolation": Extrapolation.of(data["extrapolation"]), "run": run})
+        head = None if data["transient"] is None else Transient(*data["transient"])
+        beyond = Extrapolation.of(data["extrapolation"])
+        return cls(**{**data, **lists, "extrapolation": beyond, "transient": head, "run": run})
 
 
 class Outcome(NamedTuple):
@@ -99,6 +104,11 @@ class Outcome(NamedTuple):
     def row(self) -> dict[str, Any]:
         """Its row of the summary."""
         return self.made.row
+
+    @property
+    def which(self) -> str:
+        """``static, rate_rps=8, seed 1``."""
+        return ", ".join(part for part in (self.policy, self.point, f"seed {self.seed}") if part)
 
     @property
     def keys(self) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from servecast.run.results import Failure, Made, Outcome, Results, Roof, reasons
 from servecast.run.store import digest_of
 from servecast.run.system import System
 from servecast.run.too_long import sentences as too_long
+from servecast.run.transient import sentences as transients
+from servecast.run.transient import transient
 from servecast.scenario import keypath, points, resolved
 from servecast.scenario.loading import label_of
 from servecast.scenario.serving import serving
@@ -131,7 +133,7 @@ def simulate(
     results = Results(
         scenario=resolved(scenario, sweep.point_of(outcomes[0])),
         outcomes=tuple(outcomes),
-        warnings=tuple(too_long(outcomes)),
+        warnings=(*too_long(outcomes), *transients(outcomes)),
         notes=tuple(_notes(outcomes, failures, missing)),
         failures=tuple(failures),
         missing=missing,
@@ -349,7 +351,8 @@ def _run(task: Task, progress: Callable[[float], None], machines: Machines | Non
     whose, ended = system.tenants(sent), made.requests
     by_name = () if whose is None else tuple(by_tenant(made, whose, slo=system.slo, window=window))
     prompts_failed = bool(((ended["status"] == Status.OOM) & (ended["generated_tokens"] == 0)).any())
-    return Made(row, farthest(made, served.cost), notes_of(sent), prompts_failed, by_name, made)
+    head = transient(made, window, getattr(scenario.workload.arrivals, "users", None))
+    return Made(row, farthest(made, served.cost), notes_of(sent), prompts_failed, head, by_name, made)
 
 
 def notes_of(sent: Traffic) -> tuple[str, ...]:

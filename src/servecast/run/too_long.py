@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from servecast.metrics import METRICS, REJECTIONS
 from servecast.metrics.measured import Measured
-from servecast.text import listed, number, share
+from servecast.text import listed, share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -118,6 +118,5 @@ def sentences(outcomes: Sequence[Outcome]) -> Iterator[str]:
     worst, over = max(found, key=lambda pair: pair[1].share)
     where = ""
     if len({(each.counts, each.max_model_len) for _, each in found}) > 1 or len(found) < len(outcomes):
-        which = ", ".join(part for part in (worst.policy, worst.point, f"seed {worst.seed}") if part)
-        where = f" ({which}; {number(len(found))} of {number(len(outcomes))} runs have some)"
+        where = f" ({worst.which}; {len(found)} of {len(outcomes)} runs have some)"
     yield f"Too long for max_model_len {over.max_model_len:,}: {over.counts}{where}; {over.remedy}."
