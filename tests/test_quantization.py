@@ -4,13 +4,17 @@ The right values are arithmetic on the formats: weight bits + bits of a scale (a
 """
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
 from servecast.errors import InputError
-from servecast.specs import quantization
+from servecast.memory import GIB
+from servecast.specs import catalogue, quantization
 from servecast.specs.quantization import Quantization
 
+TRIED = Path(os.environ.get("SERVECAST_SHARED", Path(__file__).parents[2] / "shared")) / "tried"
 ATTENTION = {"query", "key", "value", "output", "query_down", "query_up", "kv_down", "kv_up"}
 DENSE = {"gate", "up", "down"}
 
@@ -97,7 +101,7 @@ LEFT = [
     (["model.language_model.layers.2.self_attn.o_proj"], 2, {"output"}),
     (["language_model.model.layers.2.self_attn.kv_b_proj"], 2, {"kv_up"}),
     (["backbone.layers.4.mixer.in_proj"], 4, {"state_in"}),
-    (["re:.*block_sparse_moe.*"], 0, {"experts", "gate", "up", "down", "shared"}),
+    (["re:.*(block_sparse_moe|mlp)\\..*"], 0, DENSE | {"experts", "shared", "latent"}),
     (["model.layers.0.self_attn.qkv_proj"], 0, {"query", "key", "value"}),
 ]
 
@@ -173,3 +177,43 @@ def test_what_cannot_be_told_is_refused_in_one_line(stated):
     text = str(caught.value)
     assert text.startswith("config.json: quantization_config") and "\n" not in text
     assert "remove" not in text
+
+
+WEIGHTS = {
+    # 1,014,686,023,680 expert weights at 4.5 bits, the other 11.72 billion at 16
+    "configs/kimi-k2-thinking-int4.json": (1_014_686_023_680 * 4.5 / 8 + 11_722_208_768 * 2, None),
+    # all but the two tables of 151,936 x 4,096, 94 routers of 4,096 x 128 and the norms at 4.5 bits; an fp8 cache
+    "nvfp4-folder": ((235_093_634_560 - 1_294_741_504) * 4.5 / 8 + 1_294_741_504 * 2, "fp8"),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_of_tried_checkpoints(name):
+    if not (TRIED / name).exists():
+        pytest.skip(f"no {name} under {TRIED}: set SERVECAST_SHARED")
+    model = catalogue.model(str(TRIED / name))
+    assert model.weight_bytes() == pytest.approx(WEIGHTS[name][0], rel=1e-4)
+    assert model.kv_dtype == WEIGHTS[name][1]
+
+
+def test_fp32_checkpoints_are_served_in_16_bits(tmp_path):
+    config = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+              "intermediate_size": 11008, "vocab_size": 32000, "torch_dtype": "float32"}  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    model = catalogue.model(str(path))
+    assert model.weight_bytes() / GIB == pytest.approx(12.55, abs=0.01)
+    assert model.kv_bytes_per_token() == 524_288
+    assert catalogue.model("cpu-small").dtype == "fp32"  # what is measured on a CPU says its own
+
+
+def test_an_lm_head_that_is_quantised_is_counted_so(tmp_path):
+    config = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 1, "num_attention_heads": 32,
+              "intermediate_size": 11008, "vocab_size": 32000,
+              "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    plain = catalogue.model(str(path)).weight_bytes()
+    config["quantization_config"]["lm_head"] = True
+    path.write_text(json.dumps(config))
+    assert plain - catalogue.model(str(path)).weight_bytes() == 32000 * 4096 * (2 - 4.125 / 8)

@@ -391,27 +391,13 @@ def test_config_json_that_is_none(tmp_path, text, tail):
         catalogue.model(str(tmp_path / "none.json"))
 
 
-@pytest.mark.parametrize(
-    ("quantization", "weight_dtype", "experts_only"),
-    [
-        ({"quant_method": "fp8"}, "fp8", False),
-        ({"quant_method": "mxfp4"}, "mxfp4", True),
-        ({"quant_method": "awq", "bits": 4}, "int4", False),
-        ({"quant_method": "gptq", "bits": 8}, "int8", False),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "int4", False),
-        (
-            {
-                "quant_method": "compressed-tensors",
-                "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}},
-            },
-            "fp8",
-            False,
-        ),
-    ],
-)
-def test_quantization_config(tmp_path, quantization, weight_dtype, experts_only):
-    model = catalogue.model(write(tmp_path, LLAMA | {"quantization_config": quantization}))
-    assert (model.weight_dtype, model.quantized_experts_only) == (weight_dtype, experts_only)
+def test_quantization_config(tmp_path):
+    stated = {"quant_method": "gptq", "bits": 4, "group_size": 128, "modules_to_not_convert": ["self_attn"]}
+    model = catalogue.model(write(tmp_path, LLAMA | {"quantization_config": stated}))
+    assert model.weight_dtype == "int4"
+    tables, norms, attention = 2 * 128_256 * 4096, 65 * 4096, 32 * 4096 * (2 * 4096 + 2 * 1024)
+    feed_forward = 8_030_261_248 - tables - norms - attention
+    assert model.weight_bytes() == 2 * (tables + norms + attention) + feed_forward * 4.125 / 8
     assert model.parameters() == 8_030_261_248
 
 

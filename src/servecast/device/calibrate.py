@@ -150,7 +150,7 @@ def _check(request: Request, device: torch.device, dtype: str) -> None:
 
 def _fitting_limits(request: Request, device: torch.device, dtype: str) -> Limits:
     """Limits asked for, or defaults cut to what memory holds. Raises InputError where it does not hold the weights."""
-    model = replace(request.model, dtype=dtype, weight_dtype=None)
+    model = request.model.unquantized(dtype)
     layers = request.layers or model.layers
     room = machine.require_room(request.model, dtype, device, "--model", layers)
     per_token = model.kv_bytes_per_token() * layers / model.layers

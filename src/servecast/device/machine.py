@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -116,7 +115,7 @@ def require_room(model: ModelSpec, dtype: str, device: torch.device, place: str,
     from servecast.specs import catalogue
 
     free = memory_bytes(device, catalogue.device("cpu"))
-    model = replace(model, dtype=dtype, weight_dtype=None)
+    model = model.unquantized(dtype)
     computed = layers or model.layers
     tables = (1 if model.tied_embeddings else 2) * model.vocab_table_bytes()
     weights = tables + (model.weight_bytes() - tables) * computed / model.layers

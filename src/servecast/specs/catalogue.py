@@ -7,6 +7,7 @@ lower-case, and the Hugging Face id works too. ``devices.yaml`` holds `device.De
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,10 +57,12 @@ def device(name_or_path: str | Path) -> DeviceSpec:
 @cache
 def models() -> list[ModelSpec]:
     """Every model shipped, in the order of the catalogue."""
-    return [
-        hf_config.parse(entry["config"], name=name, source=entry["source"], place=f"models.yaml: {name}")
-        for name, entry in _yaml(_HERE / "models.yaml").items()
-    ]
+    return [_model(name, entry) for name, entry in _yaml(_HERE / "models.yaml").items()]
+
+
+def _model(name: str, entry: dict[str, Any]) -> ModelSpec:
+    spec = hf_config.parse(entry["config"], name=name, source=entry["source"], place=f"models.yaml: {name}")
+    return replace(spec, dtype=entry.get("dtype", spec.dtype))
 
 
 @cache

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servecast.errors import InputError
+from servecast.specs import quantization
 from servecast.specs.dtypes import dtype_name
 from servecast.specs.layers.attention import Attention, LatentAttention
 from servecast.specs.layers.feed_forward import Dense, Experts
@@ -26,7 +27,9 @@ from servecast.specs.layers.layer import Layer, LayerGroup
 from servecast.specs.model import ModelSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from servecast.specs.quantization import Quantization
 
 _QKV_BIASED = {"qwen2", "qwen2_moe", "qwen2_vl_text", "qwen2_5_vl_text", "glm4"}
 _QK_NORMED = {"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "apertus", "qwen3_vl_text"}
@@ -57,6 +60,8 @@ def load(path: str | Path) -> ModelSpec:
         raise InputError(str(path), f"holds no number a model can have ({error})") from None
     if not isinstance(config, dict):
         raise InputError(str(path), "holds no JSON object; give a Hugging Face config.json")
+    if not config.get("quantization_config"):
+        config["quantization_config"] = quantization.beside(path.parent)
     named = config.get("_name_or_path") or (path.parent.name if path.name == "config.json" else path.stem)
     return parse(config, name=str(named) or path.stem, source=str(path), place=str(path))
 
@@ -67,9 +72,9 @@ def parse(config: Mapping[str, Any], *, name: str, source: str, place: str) -> M
     family = str(keys.get("model_type") or "")
     if config.get("is_encoder_decoder"):
         raise keys.refused("is_encoder_decoder", "true is not supported; use a decoder-only model")
-    weight_dtype, experts_only = _quantization(keys)
+    quantized = quantization.read(keys.get("quantization_config"), f"{place}: quantization_config")
     tied = keys.get("tie_word_embeddings")
-    layers = Counter(_layers(keys, family))
+    layers = Counter(_quantized(_layers(keys, family), quantized))
     return ModelSpec(
         name=name,
         source=source,
@@ -79,8 +84,9 @@ def parse(config: Mapping[str, Any], *, name: str, source: str, place: str) -> M
         max_position=keys.whole("max_position_embeddings", 0) or None,
         tied_embeddings=family in _TIED_UNLESS_SAID if tied is None else bool(tied),
         dtype=_dtype(keys),
-        weight_dtype=weight_dtype,
-        quantized_experts_only=experts_only,
+        weight_dtype=quantized.name if quantized else None,
+        head=quantized.head if quantized else None,
+        kv_dtype=quantized.kv_dtype if quantized else None,
     )
 
 
@@ -96,6 +102,12 @@ def _layers(keys: _Keys, family: str) -> Iterator[Layer]:
         mixer = replace(attention, window=window) if isinstance(attention, Attention) else attention
         sparse = experts is not None and _is_sparse(keys, number)
         yield Layer((mixer,), experts if sparse else dense, norms)
+
+
+def _quantized(layers: Iterable[Layer], quantized: Quantization | None) -> Iterator[Layer]:
+    """Layers with the formats of their matrices."""
+    for number, layer in enumerate(layers):
+        yield layer if quantized is None else replace(layer, formats=quantized.formats(number))
 
 
 def _attention(keys: _Keys, family: str) -> Attention:
@@ -159,10 +171,11 @@ class _Keys:
 
 
 def _dtype(keys: _Keys) -> str:
-    """The format of the checkpoint; without one bf16, which vLLM's ``auto`` serves today's checkpoints in."""
+    """The format that vLLM's ``auto`` serves the checkpoint in: its own, or bf16 where that is fp32 or not said."""
     key = "dtype" if keys.get("torch_dtype") is None else "torch_dtype"
     given = keys.get(key)
-    return "bf16" if given is None else dtype_name(given, f"{keys.place}: {key}")
+    name = "bf16" if given is None else dtype_name(given, f"{keys.place}: {key}")
+    return "bf16" if name == "fp32" else name
 
 
 def _latent(keys: _Keys) -> LatentAttention | None:
@@ -231,29 +244,3 @@ def _windows(keys: _Keys, family: str, layers: int) -> list[int | None]:
         full = keys.whole("max_window_layers", 0)
         return [None if layer < full else window for layer in range(layers)]
     return [window] * layers
-
-
-def _quantization(keys: _Keys) -> tuple[str | None, bool]:
-    """Format of quantised weights, and whether only experts have it, from ``quantization_config``."""
-    stated = keys.get("quantization_config")
-    if not stated:
-        return None, False
-    if not isinstance(stated, dict):
-        raise keys.refused("quantization_config", f"{stated!r} is not an object")
-    method = str(stated.get("quant_method", "")).lower()
-    if method == "mxfp4":
-        return "mxfp4", True
-    if method in {"fp8", "fbgemm_fp8"}:
-        return "fp8", False
-    bits, kind = stated.get("bits"), "int"
-    if method == "compressed-tensors":
-        groups = stated.get("config_groups") or {}
-        weights = next((group.get("weights") or {} for group in groups.values() if isinstance(group, dict)), {})
-        bits, kind = weights.get("num_bits"), str(weights.get("type", "int"))
-    if method == "bitsandbytes":
-        bits = 4 if stated.get("load_in_4bit") else 8 if stated.get("load_in_8bit") else None
-    known = {"4 int": "int4", "8 int": "int8", "8 float": "fp8"}
-    if f"{bits} {kind}" not in known:
-        problem = f"{method or 'no quant_method'} with {bits} bits is not supported; remove it to serve unquantised"
-        raise keys.refused("quantization_config", problem)
-    return known[f"{bits} {kind}"], False

@@ -20,7 +20,7 @@ both have.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from servecast.specs.dtypes import bytes_per_value
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from servecast.batch import StepShape
     from servecast.specs.layers.layer import Layer, Mixer
+    from servecast.specs.quantization import WeightFormat
 
 _VOCAB_MULTIPLE = 64  # rows the vocabulary is padded to before it is split (vLLM, DEFAULT_VOCAB_PADDING_SIZE)
 
@@ -90,8 +91,9 @@ class ModelSpec:
     """A decoder, by its shape. Widths in values; see the module for what is counted.
 
     ``dtype`` is that of activations, embeddings and norms; ``weight_dtype`` that of the linear layers (None: the same),
-    of the routed experts alone when ``quantized_experts_only``. ``extra`` counts weights outside the layers beside the
-    embeddings, the lm_head and one final norm; ``lookup`` values of further tables of which a token reads a row.
+    of most of them where the layers say matrix by matrix; ``head`` that of a quantised lm_head; ``kv_dtype`` what the
+    checkpoint wants its cache in. ``extra`` counts weights outside the layers beside the embeddings, the lm_head and
+    one final norm; ``lookup`` values of further tables of which a token reads a row.
     """
 
     name: str
@@ -105,7 +107,8 @@ class ModelSpec:
     lookup: int = 0
     dtype: str = "bf16"
     weight_dtype: str | None = None
-    quantized_experts_only: bool = False
+    head: WeightFormat | None = None
+    kv_dtype: str | None = None
 
     @property
     def layers(self) -> int:
@@ -148,6 +151,11 @@ class ModelSpec:
         """Vocabulary rows in memory: padded to a multiple of 64 before any split."""
         return _padded(self.vocab, _VOCAB_MULTIPLE)
 
+    @property
+    def cache_dtype(self) -> str:
+        """What keys and values are kept in unless the engine says otherwise."""
+        return self.kv_dtype or self.dtype
+
     def parameters(self) -> int:
         """Parameters of the checkpoint, all experts counted."""
         return self._parameters(every_expert=True)
@@ -161,14 +169,19 @@ class ModelSpec:
 
         Raises InputError where heads, KV heads or widths cannot be split over ``tensor_parallel`` GPUs.
         """
-        tables = 1 if self.tied_embeddings else 2
-        total = tables * self.vocab_table_bytes(tensor_parallel)
+        total = self.vocab_table_bytes(tensor_parallel)
+        total += 0 if self.tied_embeddings else self._head_bytes(tensor_parallel)
         total += (self.hidden + self.extra.total + self.lookup) * self._value_bytes
         for group in self.groups:
             feed_forward = group.layer.feed_forward
             experts = feed_forward.total if isinstance(feed_forward, Experts) else 0
             total += group.weight_sets * self._layer_bytes(group.layer, experts, self._split(tensor_parallel))
         return total
+
+    def unquantized(self, dtype: str) -> ModelSpec:
+        """The same shape with every value in ``dtype``."""
+        groups = tuple(group._replace(layer=replace(group.layer, formats=None)) for group in self.groups)
+        return replace(self, groups=groups, dtype=dtype, weight_dtype=None, head=None, kv_dtype=None)
 
     def vocab_table_bytes(self, tensor_parallel: int = 1) -> float:
         """Bytes of one embedding or lm_head table on each GPU."""
@@ -239,7 +252,7 @@ class ModelSpec:
         """Bytes of weights read: dense ones once, the lm_head if a row samples, and the experts touched."""
         tokens = shape.prefill_tokens + shape.decode_rows
         samples = (shape.prefill_rows + shape.decode_rows) > 0
-        total = (self.hidden + self.extra.total) * self._value_bytes + samples * self.vocab_table_bytes(tensor_parallel)
+        total = (self.hidden + self.extra.total) * self._value_bytes + samples * self._head_bytes(tensor_parallel)
         total = total + tokens * self.hidden * self._value_bytes  # rows of the embedding table
         for group in self.groups:
             feed_forward = group.layer.feed_forward
@@ -260,7 +273,7 @@ class ModelSpec:
         split, counted = self._split(tensor_parallel), Counter[Read]()
         token_flops = row_bytes = 0.0
         for layers, mixer in self._mixers():
-            for read in mixer.reads(kv_dtype or self.dtype, split):
+            for read in mixer.reads(kv_dtype or self.cache_dtype, split):
                 counted[read] += layers
             token_flops += layers * mixer.state_flops(split)
             row_bytes += 2 * layers * mixer.state_bytes(self.dtype, split)
@@ -283,7 +296,7 @@ class ModelSpec:
         """Layers, mixer and KV bytes of one token in one layer."""
         split = self._split(tensor_parallel)
         for layers, mixer in self._mixers():
-            yield layers, mixer, mixer.kv_bytes(kv_dtype or self.dtype, split)
+            yield layers, mixer, mixer.kv_bytes(kv_dtype or self.cache_dtype, split)
 
     def _parameters(self, every_expert: bool) -> int:
         split = Split(1, self.name)
@@ -315,26 +328,38 @@ class ModelSpec:
         routed = experts.active * experts.expert(self.hidden, split).multiplied if isinstance(experts, Experts) else 0
         return sum(part.multiplied for part in self._parts(layer, split)) + routed
 
+    def _head_bytes(self, tensor_parallel: int) -> float:
+        """Bytes of the lm_head on each GPU."""
+        bits = 8 * self._value_bytes if self.head is None else self.head.bits
+        return self.vocab_table_bytes(tensor_parallel) * bits / (8 * self._value_bytes)
+
     def _layer_bytes(self, layer: Layer, experts: Sum, split: Split) -> Sum:
         """Bytes of one layer with so many of its routed experts (a number or an array)."""
-        plain, quantized = self._value_bytes, bytes_per_value(self.weight_dtype or self.dtype)
-        linear = plain if self.quantized_experts_only else quantized
-        total = 0.0
+        formats, total = dict(layer.formats or ()), 0.0
         for part in self._parts(layer, split):
-            total += part.plain * plain
+            total += part.plain * self._value_bytes
             for name, count in part.matrices:
-                total += count * (plain if name in _NEVER_QUANTIZED else linear)
+                total += count * self._matrix_bytes(layer, formats, name)
         if not isinstance(feed_forward := layer.feed_forward, Experts):
             return total
-        return total + experts * self._expert_bytes(feed_forward, split)
+        padded = "mxfp4" in (formats.get("experts", ("",))[0], None if layer.formats else self.weight_dtype)
+        value = self._matrix_bytes(layer, formats, "experts")
+        return total + experts * self._expert_bytes(feed_forward, split, value, padded)
 
-    def _expert_bytes(self, experts: Experts, split: Split) -> float:
+    def _matrix_bytes(self, layer: Layer, formats: Mapping[str, WeightFormat], name: str) -> float:
+        """Bytes of one value of a matrix, its scales included."""
+        if layer.formats is not None:
+            return formats[name].bits / 8 if name in formats else self._value_bytes
+        quantized = self.weight_dtype is not None and name not in _NEVER_QUANTIZED
+        return bytes_per_value(str(self.weight_dtype)) if quantized else self._value_bytes
+
+    def _expert_bytes(self, experts: Experts, split: Split, value_bytes: float, padded: bool) -> float:
         """Bytes of one routed expert, with the padding that it has in memory."""
-        rows, columns = _MXFP4_MULTIPLES if self.weight_dtype == "mxfp4" else (1, 1)
+        rows, columns = _MXFP4_MULTIPLES if padded else (1, 1)
         expert = experts.expert(self.hidden, split)
         width, inner = split.share("expert columns", experts.intermediate), experts.latent or self.hidden
         stored = experts.matrices * _padded(inner, rows) * _padded(width, columns)
-        return stored * bytes_per_value(self.weight_dtype or self.dtype) + expert.plain * self._value_bytes
+        return stored * value_bytes + expert.plain * self._value_bytes
 
     def _forward_width(self, layer: Layer, split: Split) -> int:
         """Elements per token alive at the widest moment of a layer."""

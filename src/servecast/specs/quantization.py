@@ -58,6 +58,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "kv_up": ("self_attn.kv_b_proj",),
     "index": ("self_attn.indexer.wq_b", "self_attn.indexer.wk", "self_attn.indexer.weights_proj"),
     "state_in": ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_qkv", "mamba.in_proj", "mixer.in_proj"),
+    "state_step": ("linear_attn.in_proj_ba", "linear_attn.in_proj_b", "mamba.x_proj", "mixer.x_proj"),
     "state_out": ("linear_attn.out_proj", "mamba.out_proj", "mixer.out_proj"),
     "gate": _below(_FEED_FORWARD, "gate_proj", "gate_up_proj", "w1"),
     "up": _below(_FEED_FORWARD, "up_proj", "gate_up_proj", "w3", "c_fc"),
@@ -65,6 +66,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "experts": _below(
         _FEED_FORWARD, "experts.0.gate_proj", "experts.0.up_proj", "experts.0.w1", "experts.gate_up_proj"
     ),
+    "latent": _below(_FEED_FORWARD, "fc1_latent_proj", "fc2_latent_proj"),
     "shared": _below(_FEED_FORWARD, "shared_experts.gate_proj", "shared_expert.gate_proj", "shared_experts.up_proj"),
 }
 """Matrices of a layer as `servecast.specs.layers` calls them, and their names in checkpoints."""
@@ -124,6 +126,12 @@ class Quantization:
     head: WeightFormat | None = None
     kv_dtype: str | None = None
     experts_only: bool = False
+
+    @property
+    def name(self) -> str | None:
+        """The format of most matrices."""
+        stored = self.usual or next((rule.format for rule in self.rules if rule.format), None)
+        return stored.name if stored else None
 
     def formats(self, layer: int) -> Formats:
         """The quantised matrices of the layer of that index."""
@@ -227,11 +235,6 @@ def beside(folder: Path) -> object:
     if not isinstance(inner, dict):
         raise InputError(str(path), "holds no quantization; it says how the weights are stored")
     return {"quant_method": "modelopt", **inner}
-
-
-def plain(name: str) -> Quantization:
-    """Every matrix of the layers in one format, as an engine that quantises while it loads does it."""
-    return Quantization(_PLAIN[name])
 
 
 def _integers(bits: float, group: float, zeros: bool) -> WeightFormat:

@@ -10,6 +10,7 @@ from servecast.errors import InputError
 if TYPE_CHECKING:
     from servecast.batch import StepShape
     from servecast.specs.layers.feed_forward import Dense, Experts
+    from servecast.specs.quantization import Formats
 
 Sum: TypeAlias = Any  # a float, or an array of them where the fields of the shape are arrays
 
@@ -116,12 +117,16 @@ class Mixer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer. ``norms`` counts vectors of the hidden width (a LayerNorm with a bias has two)."""
+    """One layer. ``norms`` counts vectors of the hidden width (a LayerNorm with a bias has two).
+
+    ``formats`` are those of its quantised matrices; None where all are in the one that the model names.
+    """
 
     mixers: tuple[Mixer, ...]
     feed_forward: Dense | Experts | None
     norms: int = 2
     extra: Weights = NOTHING
+    formats: Formats | None = None
 
     @property
     def kind(self) -> str:
