@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from pathlib import Path
 
 import pytest
+import typer
 import yaml
-from hostile import ends_well, placed, values
+from hostile import ends_well, mutated, placed, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from servecast import resources, specs
+from servecast.cli import app as cli
+from servecast.cli.options import overrides
 from servecast.errors import InputError
-from servecast.scenario import Scenario, check, points
+from servecast.scenario import Scenario, check, document, load, points
+from servecast.scenario.keypath import written as path_of
 from servecast.scenario.remedies import _kinds, _sections_in
 
 FIXED = {"kind": "fixed", "tokens": 20}
@@ -180,6 +187,18 @@ def small(data, folder):
     return len(made) <= 8 and requests * max(point.scenario.replicas or 1 for point in made) <= 20_000
 
 
+def with_one_line(call):
+    """What a call says that refuses its input; nothing but an InputError comes out of it."""
+    try:
+        call()
+    except InputError as error:
+        said = str(error)
+    else:
+        said = "scenario: taken"
+    assert len(said) < 2000
+    return said
+
+
 MANY = settings.default.max_examples  # 100, and 2,000 in the thorough profile
 EXAMPLES = {"suppress_health_check": list(HealthCheck)}
 
@@ -187,11 +206,7 @@ EXAMPLES = {"suppress_health_check": list(HealthCheck)}
 @settings(max_examples=3 * MANY, **EXAMPLES)
 @given(data=scenarios())
 def test_a_scenario_is_checked(folder, data):
-    try:
-        check(data, folder)
-    except InputError as error:
-        said = str(error)
-        assert said.startswith("scenario") and len(said) < 2000
+    assert with_one_line(lambda: check(data, folder)).startswith("scenario")
 
 
 @settings(max_examples=MANY, **EXAMPLES)
@@ -200,3 +215,180 @@ def test_a_scenario_of_any_values(folder, data, command):
     if small(data, folder):
         out = () if command == "explain" else ("--out", folder / "out", "--fresh")
         ends_well(command, written(folder / "fuzz.yaml", data), *out)
+
+
+# --- other files ------------------------------------------------------------------------------------------------------
+
+
+def entry(catalogue, name):
+    """An entry of a shipped catalogue, as plain data."""
+    return yaml.safe_load((Path(specs.__path__[0]) / f"{catalogue}.yaml").read_text())[name]
+
+
+def shipped(name):
+    return yaml.safe_load((resources.directory("calibration") / f"{name}.yaml").read_text())
+
+
+DEVICE = entry("devices", "h100-sxm")
+PROFILES = {name: shipped(name) for name in ("h100-qwen3-14b", "rtx4090-llama-3.1-8b-layers")}
+
+
+@settings(max_examples=MANY, **EXAMPLES)
+@given(data=mutated(DEVICE))
+def test_a_device_of_any_values(folder, data):
+    ends_well("explain", "--model", "llama-3.1-8b", "--device", written(folder / "device.yaml", data), "--length", 500)
+
+
+@settings(max_examples=MANY // 2, **EXAMPLES)
+@given(made=st.sampled_from(sorted(PROFILES)).flatmap(lambda name: mutated(PROFILES[name])))
+def test_a_profile_of_any_values(folder, made):
+    place, changed = written(folder / "profile.yaml", made), {"workload": WORKLOADS[0], "policies": [ONE]}
+    model = made.get("model") if made.get("model") == "qwen3-14b" else "llama-3.1-8b"
+    scenario = {"name": "fuzz", "model": model, "profile": str(place), **changed}
+    ends_well("run", written(folder / "of-profile.yaml", scenario), "--out", folder / "out", "--fresh")
+
+
+@settings(max_examples=MANY // 2, **EXAMPLES)
+@given(data=mutated(entry("models", "llama-3-8b")["config"]))
+def test_a_model_of_any_values(folder, data):
+    (folder / "config.json").write_text(json.dumps(data))
+    ends_well("explain", "--model", folder / "config.json", "--device", "h100-sxm")
+
+
+RECORDED = {
+    "backend": "vllm", "model_id": "qwen3-14b", "num_prompts": 4, "request_rate": 4.0, "burstiness": 1.0,
+    "max_concurrency": None, "duration": 1.5, "completed": 4, "total_input_tokens": 100, "total_output_tokens": 12,
+    "input_lens": [10, 20, 30, 40], "output_lens": [3, 3, 3, 3], "ttfts": [0.1, 0.1, 0.2, 0.1],
+    "itls": [[0.01, 0.02]] * 4, "start_times": [10.0, 10.2, 10.3, 10.9], "generated_texts": [""] * 4, "errors": [""] * 4,
+    "median_ttft_ms": 100.0, "mean_itl_ms": 15.0,
+}  # fmt: skip
+
+
+@settings(max_examples=MANY // 4, **EXAMPLES)
+@given(data=mutated(RECORDED))
+def test_a_recorded_result_of_any_values(folder, data):
+    (folder / "result.json").write_text(json.dumps(data))
+    workload = {"trace": {"path": str(folder / "result.json")}}
+    scenario = {"name": "fuzz", "model": "llama-3.1-8b", "device": "h100-sxm", "workload": workload, "policies": [ONE]}
+    ends_well("compare", written(folder / "compare.yaml", scenario), "--out", folder / "compared", "--band", 0)
+
+
+STEPS = [
+    "seconds",
+    "iterations",
+    "prefill_rows",
+    "prefill_tokens",
+    "prefill_pairs",
+    "prefill_context",
+    "decode_rows",
+    "decode_context",
+]
+
+
+@st.composite
+def step_tables(draw):
+    """A table of steps with a column that is missing or holds something else, here and there or throughout."""
+    rows = [
+        [0.01 + 1e-5 * tokens + 1e-4 * n, 1, 1, tokens, tokens * tokens // 2, 0, n, 100 * n]
+        for tokens in (16, 99, 500)
+        for n in range(10)
+    ]
+    heads = list(STEPS)
+    for _ in range(draw(st.integers(1, 2))):
+        at, value = draw(st.integers(0, len(heads) - 1)), draw(values)
+        for row in draw(st.sampled_from([rows, rows[:1], rows[::7]])):
+            row[at] = value
+    if draw(st.booleans()):
+        heads[draw(st.integers(0, len(heads) - 1))] = draw(st.sampled_from(["", "seconds", "x", "decode_rows"]))
+    return "\n".join(",".join(str(cell).replace("\n", " ") for cell in row) for row in [heads, *rows]) + "\n"
+
+
+@settings(max_examples=MANY // 8, **EXAMPLES)
+@given(text=step_tables())
+def test_a_table_of_steps_of_any_values(folder, text):
+    (folder / "steps.csv").write_text(text, encoding="utf-8", errors="replace")
+    ends_well(
+        "fit", folder / "steps.csv", "--model", "llama-3.1-8b", "--device", "h100-sxm", "-o", folder / "fitted.yaml"
+    )
+
+
+# --- text and options -------------------------------------------------------------------------------------------------
+
+LINES = yaml.safe_dump(WHOLE, sort_keys=False).splitlines()
+ODD = [
+    "a: &a [*a]", "b: *nothing", "<<: *a", "<<: [1]", "? [1, 2]\n: x", "x: !!python/object:os.system ls", "---", "...",
+    "%YAML 1.3", "\ttab: 1", "k: |\n  text", "seeds: 0o17", "seeds: 1:30", "seeds: 1_0", "seeds: 2020-01-01", "seeds: ~",
+    "\ufeff", "name: \"\\ud800\"", "{", "]", "'", "name: a\u2028b", "policies: {<<: {kind: static}}", "\x85", "\x07",
+    "seeds: " + "9" * 5000, "name: " + "n" * 5000, "a: " + "{b: " * 300,
+]  # fmt: skip
+
+
+@settings(max_examples=3 * MANY, **EXAMPLES)
+@given(at=st.integers(0, len(LINES)), cut=st.integers(0, 3), text=st.sampled_from(ODD) | st.text() | st.binary())
+def test_a_scenario_of_any_text(folder, at, cut, text):
+    parts = ["\n".join(LINES[:at]), text, "\n".join(LINES[at + cut :])]
+    file = folder / "text.yaml"
+    file.write_bytes(
+        b"\n".join(part if isinstance(part, bytes) else part.encode(errors="surrogatepass") for part in parts)
+    )
+    with_one_line(lambda: check(document.read(file).data, folder))
+
+
+@settings(max_examples=2 * MANY, **EXAMPLES)
+@given(
+    key=st.sampled_from([path_of(path) for _, path, _ in PLACES[:80]]) | st.text(max_size=12),
+    value=st.sampled_from(ODD) | st.text(max_size=12) | values.map(str),
+)
+def test_an_override_of_any_text(folder, key, value):
+    file = written(folder / "whole.yaml", WHOLE)
+    with_one_line(lambda: load(file, overrides([f"{key}={value}"])))
+
+
+def _options():
+    """Each option of each command that takes a number or text, with the command."""
+    command = typer.main.get_command(cli.app)
+    for name, each in command.commands.items():
+        for parameter in each.params:
+            if parameter.opts[0].startswith("-") and not getattr(parameter, "is_flag", False):
+                yield name, parameter.opts[0]
+
+
+GIVEN = {
+    "run": ["whole.yaml", "--out", "o"], "plan": ["whole.yaml", "--out", "o"], "explain": ["whole.yaml"],
+    "compare": ["compare.yaml", "--out", "o"], "trace": ["trace.csv"], "diff": ["o", "o"], "list": ["models"],
+    "fit": ["steps.csv", "--model", "llama-3.1-8b", "--device", "h100-sxm", "-o", "f.yaml"],
+}  # fmt: skip
+TEXTS = [
+    "",
+    "-1",
+    "0",
+    "1e400",
+    "nan",
+    "inf",
+    "5e-324",
+    str(2**70),
+    "9" * 5000,
+    "x",
+    "tcp://127.0.0.1:-1",
+    "é\u202e",
+    "a=b",
+]
+
+
+OPTIONS = [each for each in _options() if each[0] in GIVEN]  # a device's commands compute, and are left out
+
+
+@settings(max_examples=MANY // 2, **EXAMPLES)
+@given(option=st.sampled_from(OPTIONS), text=st.sampled_from(TEXTS))
+def test_an_option_of_any_value(folder, option, text):
+    command, name = option
+    if name not in ("--execute", "--scheduler", "--jobs") or text in ("", "x", "-1"):
+        written(folder / "whole.yaml", {**WHOLE, "sweep": {}, "policies": [ONE]})
+        with contextlib.chdir(folder):
+            ends_well(command, *GIVEN[command], name, text)
+
+
+@pytest.mark.parametrize("columns", ["0", "-1", "9" * 30, "x", "٣", "1e9"])
+def test_a_width_of_any_value(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert ends_well("list", "models") == (0, "")

@@ -61,6 +61,8 @@ def percent(value: float, digits: int = 1) -> str:
 
 def signed(value: float, digits: int = 0) -> str:
     """A signed share as a percentage, ``+12 %``; what rounds to nothing has no sign and no decimals."""
+    if math.isnan(value):
+        return BLANK
     percent = round(100 * value, digits)
     return f"{percent:+.{digits}f} %" if percent else "0 %"
 

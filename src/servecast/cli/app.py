@@ -25,6 +25,8 @@ from servecast.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_LONGEST_LINE = 1000  # characters: what is longer shows a value that somebody pasted
+
 app = typer.Typer(
     name="servecast",
     no_args_is_help=True,
@@ -80,11 +82,11 @@ def _status(arguments: Sequence[str] | None) -> int | str | None:
     try:
         app(None if arguments is None else list(arguments), prog_name="servecast")
     except InputError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
+        print(_one_line(str(error)), file=sys.stderr)
     except BrokenPipeError:
         return 1
     except OSError as error:
-        print(f"{error.filename or 'standard output'}: {error.strerror}", file=sys.stderr)
+        print(_one_line(f"{error.filename or 'standard output'}: {error.strerror}"), file=sys.stderr)
     except MemoryError:
         print("memory: not enough for this; ask for fewer requests, or a shorter horizon_s", file=sys.stderr)
     except KeyboardInterrupt as stopped:
@@ -94,6 +96,12 @@ def _status(arguments: Sequence[str] | None) -> int | str | None:
         # Typer ends a command at it without a word.
         return _interrupted(cause) if isinstance(cause, KeyboardInterrupt) else end.code
     return EXIT_INPUT
+
+
+def _one_line(text: str) -> str:
+    """An error on one line; of a very long one the beginning, which says where, and the end, which says what to do."""
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE // 2]} ... {line[-_LONGEST_LINE // 2 :]}"
 
 
 def _interrupted(stopped: KeyboardInterrupt) -> int:

@@ -141,26 +141,27 @@ class Comparison:
     def _side_by_side(self, values: dict[str, float]) -> Row:
         recorded = values["recorded"]
         row: Row = {"recorded": recorded, "simulated": values["simulated"]}
-        row["error"] = values["simulated"] / recorded - 1
+        row["error"] = _error(values["simulated"], recorded)
         if "shorter" in values:
             around = (values["simulated"], values["shorter"], values["longer"])
             low, high = min(around), max(around)
             row |= {"band_low": low, "band_high": high, "in_band": low <= recorded <= high}
         if "twin" in values:
-            row |= {"twin": values["twin"], "twin_error": values["twin"] / recorded - 1}
+            row |= {"twin": values["twin"], "twin_error": _error(values["twin"], recorded)}
         return row
 
     def _verdict(self, runs: dict[str, NDArray[np.float64]]) -> Row:
         recorded, simulated = runs["recorded"], runs["simulated"]
-        each = np.abs(simulated / recorded - 1)
+        each = _errors(simulated, recorded)
         row: Row = {"request_error_p50": float(np.median(each)), "request_error_p90": float(np.percentile(each, 90))}
         row["ks_distance"] = ks_distance(recorded, simulated)
-        tested = tost(batch_means((simulated - recorded) / recorded.mean()), self.margin)
+        mean = float(recorded.mean())
+        tested = tost(batch_means((simulated - recorded) / mean), self.margin) if mean else None
         if tested is not None:
             row |= {"error_low": tested.low, "error_high": tested.high, "margin": self.margin}
             row |= {"tost_p": tested.p_value, "equivalent": tested.equivalent}
         if "twin" in runs:
-            row["twin_request_error_p50"] = float(np.median(np.abs(runs["twin"] / recorded - 1)))
+            row["twin_request_error_p50"] = float(np.median(_errors(runs["twin"], recorded)))
             row["twin_ks_distance"] = ks_distance(recorded, runs["twin"])
         return row
 
@@ -170,6 +171,17 @@ class Comparison:
             row: Row = {"counted_from": None, "requests": "whole run", "count": len(self.recorded)}
             row |= {"metric": name, "statistic": "total"}
             yield row | self._side_by_side({run: values[name] for run, values in totals.items()})
+
+
+def _error(value: float, recorded: float) -> float:
+    """How far a value is off, as a share of what was recorded; NaN where that is 0."""
+    return value / recorded - 1 if recorded else math.nan
+
+
+def _errors(values: NDArray[np.float64], recorded: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Errors without sign, as shares, of those requests (n,) whose latency is not 0; one NaN if there is none."""
+    some = recorded != 0
+    return np.abs(values[some] / recorded[some] - 1) if some.any() else np.array([math.nan])
 
 
 def _statistics(values: NDArray[np.float64]) -> dict[str, float]:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from servecast.errors import InputError
-from servecast.workload.checks import ABOVE_0, AT_LEAST_0, AT_LEAST_1, check, one_of
-from servecast.workload.clients import SHORTEST_S, RecordedRequests, RequestColumns
+from servecast.workload.checks import ABOVE_0, AT_LEAST_0, AT_LEAST_1, between, check, one_of
+from servecast.workload.clients import MOST_REQUESTS, SHORTEST_S, RecordedRequests, RequestColumns
 from servecast.workload.prefixes import PrefixIds
 from servecast.workload.shaping import Copies, as_it_is, at_rate, sessions_of
 from servecast.workload.traces import summaries
@@ -92,10 +92,12 @@ class TraceFile:
     jitter_s: float = 0.0
 
     def __post_init__(self) -> None:
-        check(self, AT_LEAST_0, "start_s", "jitter_s")
+        check(self, AT_LEAST_0, "start_s")
+        check(self, between(0, 1e8, "0 and 1e8 (three years)"), "jitter_s")
         check(self, ("be above 0", lambda value: value > 0), "duration_s")
         check(self, ("be between 1e-6 and 1e6 (2 is twice as fast)", lambda value: 1e-6 <= value <= 1e6), "rate_scale")
         check(self, ABOVE_0, "prompt_scale", "output_scale", "rate_rps")
+        check(self, ("be at most 1e6", lambda value: value <= 1e6), "prompt_scale", "output_scale")
         check(self, AT_LEAST_1, "max_prompt_tokens", "max_output_tokens", "part", "skip_requests")
         check(self, (f"be one of {', '.join(TICKS)}", lambda value: value in TICKS), "time_unit")
         check(self, one_of("error", "skip"), "on_bad_row")
@@ -260,6 +262,10 @@ class TraceFile:
             return as_it_is(since_s)
         if since_s[-1] < SHORTEST_S:
             raise InputError(self.path, "rate_rps needs a trace that takes time, and all requests arrive at once")
+        made = self.rate_rps * float(since_s[-1])
+        if made > MOST_REQUESTS:
+            problem = f"rate_rps {self.rate_rps:g} over {since_s[-1]:g} s makes {made:,.0f} requests"
+            raise InputError(self.path, f"{problem}: give a lower rate, or a shorter duration_s")
         return at_rate(since_s, sessions_of(rows.session, len(since_s)), self.rate_rps, np.random.default_rng(seed))
 
     def _jittered(self, copies: Copies, rows: Block, seed: int) -> Copies:
