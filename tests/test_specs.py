@@ -343,7 +343,7 @@ def test_mem_20_nested_text_config_and_unknown_activation(tmp_path):
     model = catalogue.model(write(tmp_path, apertus))
     assert not model.plain[1].gated
     attention = 4096 * 2 * (4096 + 1024) + 2 * 128
-    assert model.parameters() == 32 * (attention + 2 * 4096 * 14_336 + 2 * 4096) + 2 * 4096 * 128_256 + 4096
+    assert model.parameters() == 32 * (attention + 2 * 4096 * 14_336 + 2 * 4096 + 4) + 2 * 4096 * 128_256 + 4096
     assert model.plain[0].qk_norm
 
 
@@ -592,8 +592,11 @@ def test_activations_of_few_tokens_are_those_of_sampling():
     [
         ("[" * 100_000, "nested too deeply"),
         ('{"vocab_size": ' + "9" * 5000 + "}", "no number a model can have"),
-        ('{"hidden_size": 1e30, "num_attention_heads": 4}', "larger than any model's"),
-        ('{"hidden_size": 64, "num_attention_heads": 32, "num_key_value_heads": 64}', "must divide"),
+        ('{"model_type": "llama", "hidden_size": 1e30, "num_attention_heads": 4}', "larger than any model's"),
+        (
+            '{"model_type": "llama", "vocab_size": 8, "hidden_size": 64, "num_attention_heads": 32, "num_key_value_heads": 64}',
+            "must divide",
+        ),
     ],
 )
 def test_hostile_configs_are_one_line(tmp_path, text, says):
