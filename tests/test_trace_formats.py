@@ -141,7 +141,7 @@ FILES = {
             {"session_id": "s1", "delay": 1500, "input_length": 1200, "output_length": 60},
             {"session_id": "s2", "timestamp": 250.5, "input_length": 100, "output_length": 20},
         ),
-        [(0, 600, 50), (0.2505, 100, 20), (1.5, 1200, 60)],
+        [(0, 600, 50), (0.2505, 100, 20), (1.5, 600 + 50 + 1200, 60)],
     ),
     "timed_trace": (
         "timed_trace",
@@ -238,6 +238,43 @@ FILES = {
         "otel",
         json.dumps(otel(span(), span(name="other"))) + "\n" + json.dumps(otel(span("1700000001000000000"))),
         [(0, 512, 9), (1, 512, 9)],
+    ),
+    "weka": (
+        "weka",
+        lines(
+            {"id": "c1", "t": 0.0, "in": 200, "out": 20, "hash_ids": [1, 2, 3]},
+            {"id": "c1", "t": 4.0, "in": 300, "out": 20, "hash_ids": [1, 2, 3, 4]},
+        ),
+        [(0, 200, 20), (4, 300, 20)],
+    ),
+    "weka-conversations": (
+        "weka",
+        json.dumps(
+            {"id": "c1", "models": ["m"], "block_size": 16, "hash_id_scope": "local", "requests": [
+                {"t": 1.0, "type": "n", "in": 40, "out": 2, "hash_ids": [1, 2], "api_time": 0.5},
+                {"t": 2.0, "type": "subagent", "agent_id": "a", "requests": [
+                    {"t": 0.5, "type": "s", "in": 20, "out": 3, "hash_ids": [1], "ttft": 0.1, "api_time": 0.2}]},
+                {"t": 9.0, "type": "n", "in": 60, "out": 2, "hash_ids": [1, 2, 3]},
+            ]}, indent=1,
+        ),
+        [(0, 40, 2), (1.5, 20, 3), (8, 60, 2)],
+    ),
+    "mooncake-64": (
+        "mooncake",
+        lines({"block_size": 64}, {"timestamp": 0, "input_length": 200, "output_length": 5, "hash_ids": [1, 2, 3, 4]},
+              {"timestamp": 1500, "input_length": 200, "output_length": 5, "hash_ids": ["1", "2", "3", "A"]}),
+        [(0, 200, 5), (1.5, 200, 5)],
+    ),
+    "guidellm-trace": (
+        "timed_trace",
+        lines({"timestamp": 1000.25, "input_length": 7, "output_length": 5})
+        + lines({"timestamp": 1001.0, "input_length": 8, "output_length": 6}),
+        [(0, 7, 5), (0.75, 8, 6)],
+    ),
+    "dynamo-rows": (
+        "mooncake",
+        lines({"created_time": 0, "input_tokens": 7, "output_tokens": 5}, {"created_time": 250, "input_tokens": 8, "output_tokens": 6}),
+        [(0, 7, 5), (0.25, 8, 6)],
     ),
     "plain": ("plain", "arrival_s,prompt_tokens,output_tokens\n0,10,1\n0.25,20,2\n", [(0, 10, 1), (0.25, 20, 2)]),
     "plain-ms": ("plain", "timestamp_ms,input_tokens,completion_tokens\n0,10,1\n250,20,2\n", [(0, 10, 1), (0.25, 20, 2)]),
@@ -466,12 +503,25 @@ def test_a_turn_waits_for_the_turn_before(trace):
     assert rejected(trace(orphan).read()) == {"a delay, and no turn before it": (2,)}
 
 
-def test_a_timed_trace_without_ids_is_taken_for_mooncake_unless_named(trace):
-    text = lines(
-        {"timestamp": 0, "input_length": 1, "output_length": 1}, {"timestamp": 2, "input_length": 1, "output_length": 1}
+def test_wrk_03_a_unit_that_two_formats_read_differently_is_asked_for(trace):
+    """Whole numbers without ids may be Mooncake's milliseconds or GuideLLM's seconds; fractions are seconds."""
+    text = lines(*({"timestamp": at, "input_length": 1, "output_length": 1} for at in (0, 2)))
+    ids = lines(
+        *({"timestamp": at, "input_length": 40, "output_length": 1, "hash_ids": [1, 2, at + 9]} for at in (0, 2))
     )
-    assert trace(text).read().columns.span_s == 0.002
+    epoch = lines(
+        *(
+            {"timestamp": 1_700_000_000 + at, "input_length": 600, "output_length": 1, "hash_ids": [1, at + 9]}
+            for at in (0, 2)
+        )
+    )
+    for content in (text, ids, epoch):
+        with pytest.raises(InputError, match="nothing says the unit of its times; give time_unit"):
+            trace(content).read()
+        assert trace(content, time_unit="s").read().columns.span_s == 2
+        assert trace(content, time_unit="ms").read().columns.span_s == 0.002
     assert trace(text, format="timed_trace").read().columns.span_s == 2
+    assert trace(text, format="mooncake").read().columns.span_s == 0.002
 
 
 # --- units, ambiguity, several runs ---------------------------------------------------------------------------------

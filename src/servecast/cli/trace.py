@@ -42,6 +42,8 @@ def trace(
     jitter_s: Annotated[float, typer.Option(help="Spread arrivals noted in coarse ticks.")] = 0.0,
     format_: Annotated[str | None, typer.Option("--format", help="Format, if its content does not tell.")] = None,
     time_unit: Annotated[str | None, typer.Option(help="s, ms, us or ns, instead of the format's.")] = None,
+    block_size: Annotated[int | None, typer.Option(min=1, help="Tokens that a prefix id stands for.")] = None,
+    turns: Annotated[str | None, typer.Option(help="new or whole: what a turn's prompt length is.")] = None,
     part: Annotated[int | None, typer.Option(min=1, help="Which of several runs in a result file.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row, as a run does.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of thinning, tiling, jitter and the fit's check.")] = 0,
@@ -64,14 +66,13 @@ def trace(
         "start_s": start_s, "duration_s": duration_s, "skip_requests": skip_requests, "rate_scale": rate_scale,
         "rate_rps": rate_rps, "prompt_scale": prompt_scale, "output_scale": output_scale,
         "max_prompt_tokens": max_prompt_tokens, "max_output_tokens": max_output_tokens, "over_max": over_max.value,
-        "jitter_s": jitter_s, "format": format_, "time_unit": time_unit, "part": part,
-        "on_bad_row": "error" if strict else "skip",
+        "jitter_s": jitter_s, "format": format_, "time_unit": time_unit, "part": part, "turns": turns,
+        "block_size": block_size, "on_bad_row": "error" if strict else "skip",
     }  # fmt: skip
     if (to is None) != (output is None):
         raise InputError("--to", "goes together with --output: name both the format and the file")
     if len(files) > 1 and (output or figure):
-        option = "--output" if output else "--figure"
-        raise InputError(option, f"is one file, and {len(files)} traces are given: give one")
+        raise InputError("--output" if output else "--figure", f"is one file, {len(files)} traces are given: give one")
     for file in files:
         source = _source(file, shape)
         read = source.read(requests, seed)

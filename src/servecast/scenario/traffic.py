@@ -55,7 +55,7 @@ def traffic(workload: Workload, block_size: int) -> Traffic:
         columns, notes = _mixed(workload, workload.tenants)
         return sending(columns, workload, block_size)._replace(notes=notes)
     if workload.conversations is not None or workload.servegen is not None:
-        return sending(_generated(workload), workload, block_size)
+        return sending(_generated(workload, block_size), workload, block_size)
     assert workload.arrivals is not None and workload.requests is not None, "the schema wants both without a trace"
     arrivals = workload.arrivals.build()
     lengths, notes = _lengths(workload)
@@ -85,7 +85,7 @@ def _behind(client: Client, workload: Workload) -> Client:
     return client
 
 
-def _generated(workload: Workload) -> RequestColumns:
+def _generated(workload: Workload, block_size: int) -> RequestColumns:
     """The requests of conversations, or of ServeGen's clients."""
     if (day := workload.servegen) is not None:
         return read_servegen(day.folder).generate(workload.seed, day.start_s, day.duration_s, day.scale)
@@ -98,6 +98,7 @@ def _generated(workload: Workload) -> RequestColumns:
         _law(talk.output_tokens, "conversations.output_tokens"),
         talk.think_s,
         talk.system_tokens,
+        block_size,
     )
     return conversations.generate(workload.requests, workload.seed)
 

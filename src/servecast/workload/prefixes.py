@@ -39,13 +39,16 @@ class PrefixIds(Sequence[tuple[int, ...]]):
 
     flat : all ids one after another; int64, or Python's own numbers where an id needs more
     ends : (n,) int64, where each tuple ends in ``flat``
+    tokens : how many tokens each id in ``flat`` stands for; None where all stand for one block, the last of a prompt
+        maybe for less
     """
 
-    __slots__ = ("ends", "flat")
+    __slots__ = ("ends", "flat", "tokens")
 
-    def __init__(self, flat: NDArray[Any], ends: NDArray[np.int64]) -> None:
+    def __init__(self, flat: NDArray[Any], ends: NDArray[np.int64], tokens: NDArray[np.int64] | None = None) -> None:
         self.flat = flat
         self.ends = ends
+        self.tokens = tokens
 
     @classmethod
     def of(cls, tuples: Sequence[Sequence[int]]) -> PrefixIds:
@@ -64,6 +67,7 @@ class PrefixIds(Sequence[tuple[int, ...]]):
         """The tuples of all parts, in order."""
         parts = list(parts)
         before = np.cumsum([0, *(len(part.flat) for part in parts)])
+        assert all(part.tokens is None for part in parts), "a file's ids stand for blocks"
         return cls(
             np.concatenate([part.flat for part in parts]),
             np.concatenate([part.ends + shift for part, shift in zip(parts, before[:-1], strict=True)]),
@@ -107,7 +111,20 @@ class PrefixIds(Sequence[tuple[int, ...]]):
         counts = self.counts[rows]
         starts = self.ends[rows] - counts
         kept = counts if upto is None else np.minimum(counts, upto)
-        return PrefixIds(self.flat[np.repeat(starts, kept) + ramps(kept)], np.cumsum(kept))
+        at = np.repeat(starts, kept) + ramps(kept)
+        return PrefixIds(self.flat[at], np.cumsum(kept), taken(self.tokens, at))
+
+    def spans(self, prompt_tokens: NDArray[np.int64], block_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of each id in ``flat``, the tokens of its prompt (n,) that it stands for: from, up to."""
+        counts = self.counts
+        prompts = np.repeat(prompt_tokens, counts)
+        if self.tokens is None:
+            starts = self.positions() * block_size
+            return np.minimum(starts, prompts), np.minimum(starts + block_size, prompts)
+        upto = np.cumsum(self.tokens)
+        before = np.concatenate([[0], upto])[self.ends - counts]
+        ends = upto - np.repeat(before, counts)
+        return np.minimum(ends - self.tokens, prompts), np.minimum(ends, prompts)
 
     def positions(self) -> NDArray[np.int64]:
         """Of each id in ``flat``, its place in its tuple, from 0."""
@@ -143,7 +160,7 @@ def chained(ids: PrefixIds) -> PrefixIds:
             before = known.setdefault((before, id_), len(known))
             flat[at] = before
             at += 1
-    return PrefixIds(flat, ids.ends)
+    return PrefixIds(flat, ids.ends, ids.tokens)
 
 
 def _is_chained(ids: PrefixIds) -> bool:
@@ -173,29 +190,24 @@ def engine_blocks(
 
     ids : n tuples, one id a ``trace_block_size`` tokens, the last maybe partial; prompt_tokens : (n,)
 
-    Smaller engine blocks split an id (512 into 32 of 16), and a partial last id gives the whole blocks in its
-    remainder; larger ones take the id that ends each of them. Equal results mean equal whole prefixes. Sizes that do
-    not divide each other are an InputError. Source: Mooncake, FAST '25, trace description; vLLM caches full blocks
-    only.
+    A block is known where an id covers its last token: it then stands for that id's chain and for how much of it. So
+    ids of 512 tokens give 32 blocks of 16, a partial last id those in its remainder; blocks of 64 take every fourth id
+    of 16; and where neither size divides the other, blocks are found as far as whole ids are equal. Equal results mean
+    equal whole prefixes. Source: Mooncake, FAST '25, trace description; vLLM caches full blocks only.
     """
     whole = chained(ids)
-    counts, starts = whole.counts, whole.ends - whole.counts
-    if trace_block_size % engine_block_size == 0:
-        parts = trace_block_size // engine_block_size
-        kept = np.minimum(prompt_tokens // engine_block_size, counts * parts)
-    elif engine_block_size % trace_block_size == 0:
-        group = engine_block_size // trace_block_size
-        kept = np.minimum(prompt_tokens // engine_block_size, counts // group)
-    else:
-        raise InputError(
-            "engine.block_size",
-            f"{engine_block_size} tokens, and the trace's prefix ids stand for {trace_block_size}: neither divides the "
-            f"other; use a divisor or a multiple of {trace_block_size}",
-        )
-    ends, within, begin = np.cumsum(kept), ramps(kept), np.repeat(starts, kept)
-    if trace_block_size % engine_block_size == 0:
-        return PrefixIds(whole.flat[begin + within // parts] * parts + within % parts, ends)
-    return PrefixIds(whole.flat[begin + (within + 1) * group - 1], ends)
+    starts, ends = whole.spans(prompt_tokens, trace_block_size)
+    blocks = ends // engine_block_size - starts // engine_block_size  # whose last token each id covers
+    require_few(int(blocks.sum()), "fewer requests, or take the ids out")
+    within = np.repeat(starts, blocks)
+    covered = (within // engine_block_size + 1 + ramps(blocks)) * engine_block_size - within
+    unit = int(np.gcd.reduce(covered)) if len(covered) else 1
+    most = int(covered.max()) // unit if len(covered) else 1
+    flat = whole.flat
+    if len(flat) and (flat.dtype == object or max(abs(int(flat.min())), abs(int(flat.max()))) >= 2**62 // most):
+        flat = np.unique(flat, return_inverse=True)[1]
+    row_ends = np.concatenate([[0], np.cumsum(blocks)])[whole.ends]
+    return PrefixIds(np.repeat(flat, blocks) * most + covered // unit - 1, row_ends)
 
 
 @dataclass(frozen=True)
@@ -218,8 +230,8 @@ def prefix_reuse(ids: PrefixIds, prompt_tokens: NDArray[np.int64], block_size: i
         return None
     whole = chained(ids)
     found = first_places(whole.flat) != np.arange(len(whole.flat))
-    prompts = np.repeat(prompt_tokens, whole.counts)
-    tokens = np.clip(prompts - whole.positions() * block_size, 0, block_size)
+    starts, ends = whole.spans(prompt_tokens, block_size)
+    tokens = ends - starts
     return PrefixReuse(
         len(whole.flat),
         int((~found).sum()),

@@ -42,7 +42,7 @@ Part = Literal["whole", "first third"]
 
 _CLOSE_S: Final = 1e-6
 #: Options of a trace that say how to read it, and leave the load what it was.
-_READING: Final = ("path", "format", "part", "time_unit", "on_bad_row")
+_READING: Final = ("path", "format", "part", "time_unit", "block_size", "turns", "on_bad_row")
 
 
 def load(

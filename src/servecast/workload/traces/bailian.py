@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from servecast.workload.traces.json_lines import JsonLines, json_blocks
-from servecast.workload.traces.mooncake import hashes
-from servecast.workload.traces.rows import Found, Malformed, Row, field_of, moment_in, tokens_in
+from servecast.workload.traces.rows import Found, Malformed, Row, field_of, moment_in, prefix_ids, tokens_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +29,7 @@ def _rows() -> Callable[[dict[str, Any]], Row]:
         chat, parent = (field_of(values, name) for name in ("chat_id", "parent_chat_id"))
         if type(chat) is not int or type(parent) is not int:
             raise Malformed("chat_id and parent_chat_id are not whole numbers", f"{chat}, {parent}")
-        ids = hashes(values, prompt, PREFIX_BLOCK_SIZE)
+        ids = prefix_ids("hash_ids", values.get("hash_ids"), prompt, PREFIX_BLOCK_SIZE)
         root = roots.setdefault(chat, str(chat) if parent == -1 else roots.get(parent, str(parent)))
         return Row(time, prompt, output, ids, root)
 

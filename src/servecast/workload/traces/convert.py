@@ -2,8 +2,9 @@
 
 A file that is read back holds the same requests: lengths, prefix ids and times exactly (Azure's to
 its tick of 100 ns). What a format has no place for (sessions in Azure, priorities in all but the plain one) is named
-before anything is written. Azure's dates start at 2000-01-01 00:00:00. A timed trace without prefix ids looks like
-Mooncake's, and is read back with ``format: timed_trace``.
+before anything is written. Azure's dates start at 2000-01-01 00:00:00. Mooncake's turns hold what is new in them, and
+no ids; its other prompts have an id for every block, of its own where no prefix is known. A timed trace without prefix
+ids may have to be read back with ``format: timed_trace``.
 """
 
 from __future__ import annotations
@@ -58,25 +59,50 @@ def _fitting(columns: RequestColumns, form: str) -> tuple[RequestColumns, list[s
         if getattr(columns, name) is not None and form not in forms:
             lost.append(said.format(form=form))
             dropped[name] = None
+    columns = replace(columns, **dropped)
+    if form == "mooncake" and columns.session is not None:
+        return _only_new(columns, lost), lost
+    if columns.prefix_ids is not None and columns.prefix_ids.tokens is not None:
+        columns = columns.in_blocks(TIMED_TRACE_BLOCK_SIZE)
     size, block = columns.prefix_block_size, _BLOCKS.get(form)
-    if columns.prefix_ids is not None and block is not None:
-        if form == "mooncake" and size != block:
+    if columns.prefix_ids is not None and block not in (None, size):
+        if form == "mooncake":
             lost.append(f"prefix ids are not kept: they stand for {size} tokens, and Mooncake's for 512")
-            dropped["prefix_ids"] = None
+            columns = replace(columns, prefix_ids=None)
         else:
-            if size != block:
-                lost.append(f"prefix ids are split into blocks of {block} tokens")
-            columns = replace(columns, prefix_ids=_complete(columns, block), prefix_block_size=block)
-    return replace(columns, **dropped), lost
+            lost.append(f"prefix ids are split into blocks of {block} tokens")
+    if block is not None and (columns.prefix_ids is not None or form == "mooncake"):
+        ids = _complete(columns, block, every=form == "mooncake")
+        columns = replace(columns, prefix_ids=ids, prefix_block_size=block)
+    return columns, lost
 
 
-def _complete(columns: RequestColumns, block_size: int) -> PrefixIds:
-    """Ids of ``block_size`` tokens for every block of the prompts that have some, new ones where none are known."""
-    assert columns.prefix_ids is not None and columns.prefix_block_size is not None, "there are ids"
-    ids = columns.prefix_ids
-    some = ids.counts > 0
+def _only_new(columns: RequestColumns, lost: list[str]) -> RequestColumns:
+    """The requests with what is new in each turn as its prompt: they hold their history, or were no turns."""
+    if columns.prefix_ids is not None:
+        lost.append("prefix ids are not kept: mooncake's turns hold only what is new in them")
+        columns = replace(columns, prefix_ids=None, prefix_block_size=None)
+    new = columns.prompt_tokens.copy()
+    said: dict[str, int] = {}
+    for row, name in enumerate(columns.session or ()):
+        if name is not None:
+            new[row] -= said.get(name, 0)
+            said[name] = int(columns.prompt_tokens[row] + columns.output_tokens[row])
+    if (new >= 1).all():
+        return replace(columns, prompt_tokens=new)
+    lost.append("session is not kept: some turns are shorter than what was said before them; delays are lost with it")
+    columns = replace(columns, session=None, delay_s=None)
+    return replace(columns, prefix_ids=_complete(columns, PREFIX_BLOCK_SIZE, True), prefix_block_size=PREFIX_BLOCK_SIZE)
+
+
+def _complete(columns: RequestColumns, block_size: int, every: bool = False) -> PrefixIds:
+    """Ids of ``block_size`` tokens for every block of the prompts that have some (or of all), new ones where none are
+    known."""
+    ids = columns.prefix_ids or PrefixIds.of([()] * len(columns))
+    some = every | (ids.counts > 0)
     wanted = np.where(some, -(-columns.prompt_tokens // block_size), 0)
-    if columns.prefix_block_size != block_size:
+    if columns.prefix_ids is not None and columns.prefix_block_size != block_size:
+        assert columns.prefix_block_size is not None, "ids have one"
         ids = engine_blocks(ids, columns.prompt_tokens, columns.prefix_block_size, block_size)
     if np.array_equal(ids.counts, wanted):
         return ids

@@ -44,8 +44,11 @@ class Documents(Reader):
         return self.found if content.first is not None and self.fitting(content.first) else None
 
     def blocks(self, content: Content, found: Found, rejections: Rejections) -> Iterator[Block]:
+        yield from self._parsed(content, self.row, rejections)
+
+    def _parsed(self, content: Content, row: Callable[[Any], Row], rejections: Rejections) -> Iterator[Block]:
         requests = [request for _, run in self._chosen(content, rejections) for request in run]
-        yield parsed(enumerate(requests, 1), self.row, rejections)
+        yield parsed(enumerate(requests, 1), row, rejections)
 
     def _chosen(self, content: Content, rejections: Rejections) -> Runs:
         """The run that was asked for."""

@@ -34,7 +34,7 @@ class JsonLines(Reader):
 
     def find(self, content: Content, asked: bool = False) -> Found | None:
         first = content.first
-        fits = isinstance(first, dict) and self.fitting(first) and (asked or self.among(_head_rows(content)))
+        fits = isinstance(first, dict) and self.fitting(first) and (asked or self.among(head_rows(content)))
         return self.found if fits else None
 
     def blocks(self, content: Content, found: Found, rejections: Rejections) -> Iterator[Block]:
@@ -48,7 +48,7 @@ def json_blocks(content: Content, row: Callable[[dict[str, Any]], Row], rejectio
         yield parsed(block, lambda text: row(_object_in(text)), rejections)
 
 
-def _head_rows(content: Content) -> list[dict[str, Any]]:
+def head_rows(content: Content) -> list[dict[str, Any]]:
     """The objects among the first lines."""
     rows = []
     for line in content.head:

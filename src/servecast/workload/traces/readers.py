@@ -17,12 +17,13 @@ from servecast.workload.traces import (
     splitwise,
     vidur,
     vllm_result,
+    weka,
 )  # fmt: skip
 from servecast.workload.traces.rows import Reader
 
 FORMATS = (
     azure, burstgpt, mooncake, bailian, vidur, splitwise, apex, llmservingsim, dynamo, vllm_result, aiperf, guidellm,
-    inference_perf, llmperf, otel,
+    inference_perf, llmperf, otel, weka,
 )  # fmt: skip
 READERS = tuple(reader for form in FORMATS for reader in vars(form).values() if isinstance(reader, Reader))
 #: Files with obvious names, of no tool. They are asked last: a format with a name of its own wins.

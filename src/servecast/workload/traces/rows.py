@@ -8,6 +8,7 @@ server can answer it (no prompt, no answer) or the user left it out (over a limi
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
     from servecast.workload.traces.source import Content
 
+MOST_BLOCK_TOKENS = 2**20  # that a prefix id stands for
+_HEXADECIMAL = re.compile(r"(?:0x)?[0-9a-f]{1,128}", re.ASCII | re.IGNORECASE)
 LATEST = 2**62  # in any unit: a time beyond it is taken for a mistake
 LISTED = 10  # lines named for each reason when it is printed; all are kept
 
@@ -248,11 +251,13 @@ class Found:
     unit : of the times; None where the file does not say, and the user must
     dates : times are a clock's, in a unit that nobody may override
     prefix_block_size : tokens that one prefix id stands for; None without ids
+    turns_are_new : the prompt length of a session's turn is what is new in it; what was said before comes on top
     """
 
     unit: str | None = "s"
     dates: bool = False
     prefix_block_size: int | None = None
+    turns_are_new: bool = False
 
 
 @dataclass(frozen=True)
@@ -343,6 +348,26 @@ def field_of(row: dict[str, Any], name: str) -> Any:
     if value is None:
         raise Malformed(f"{name} is missing", "")
     return value
+
+
+def prefix_ids(name: str, ids: Any, prompt: int, block_size: int, partial: bool = True) -> list[int]:
+    """Ids of a prompt's blocks: whole numbers or hexadecimal text, one a block; none or null where none are known.
+
+    partial : whether the last block needs an id where it is not full; else it may have one
+    """
+    if not ids and (ids is None or isinstance(ids, list)):
+        return []
+    kinds = set(map(type, ids)) if isinstance(ids, list) else set()
+    if kinds == {str} and all(map(_HEXADECIMAL.fullmatch, ids)):
+        ids = [int(id_, 16) for id_ in ids]
+    elif kinds != {int}:
+        raise Malformed(f"{name} is not a list of whole numbers", json.dumps(ids, default=str))
+    blocks = -(-prompt // block_size)
+    if len(ids) != blocks and (partial or len(ids) != prompt // block_size):
+        expected = f"{len(ids)} for {prompt} tokens, expected {blocks}"
+        raise Malformed(f"{name} are not one for each {block_size} tokens of the prompt", expected)
+    # Hashes of 64 bits without a sign fit as well as those with one.
+    return [id_ - 2**64 if 2**63 <= id_ < 2**64 else id_ for id_ in ids]
 
 
 def tokens_in(row: dict[str, Any], name: str) -> int:

@@ -29,13 +29,23 @@ HEAD = 50  # lines by which a format is recognised
 class Content:
     """An open file. ``path`` names it; ``part`` is the user's choice where it holds several runs (from 1).
 
+    block_size : tokens that a prefix id stands for, if the user says it
+
     head : the first lines that are not blank, at most 50; none of a table
     table : the Parquet file, or None for text
     """
 
-    def __init__(self, path: str, text: Iterator[str], part: int | None = None, table: Any = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        text: Iterator[str],
+        part: int | None = None,
+        table: Any = None,
+        block_size: int | None = None,
+    ) -> None:
         self.path = path
         self.part = part
+        self.block_size = block_size
         self.table = table
         self.head: list[str] = []
         self._start: list[str] = []
@@ -120,14 +130,14 @@ def _holds_objects(value: Any) -> bool:
 
 
 @contextmanager
-def opened(path: str, part: int | None = None) -> Iterator[Content]:
+def opened(path: str, part: int | None = None, block_size: int | None = None) -> Iterator[Content]:
     """The content of the file at ``path``. What cannot be read is an InputError, also later on."""
     try:
         with Path(path).open("rb") as raw:
             magic = raw.read(4)
             raw.seek(0)
             if magic == PARQUET:
-                yield Content(path, iter(()), part, _table(path, raw))
+                yield Content(path, iter(()), part, _table(path, raw), block_size)
                 return
             plain = io.BufferedReader(_unpacked(raw, magic), PROBE)
             if b"\0" in plain.peek(PROBE):
@@ -135,7 +145,7 @@ def opened(path: str, part: int | None = None) -> Iterator[Content]:
                     path, "is not UTF-8 text; traces are read from CSV, JSON (plain, gzip or zstandard) and Parquet"
                 )
             with io.TextIOWrapper(plain, encoding="utf-8-sig", errors="replace") as text:
-                yield Content(path, text, part)
+                yield Content(path, text, part, block_size=block_size)
     except FileNotFoundError as error:
         raise InputError(path, "no such file; paths are relative to where the command runs, or absolute") from error
     except IsADirectoryError as error:

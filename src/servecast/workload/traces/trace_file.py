@@ -25,6 +25,7 @@ from servecast.workload.traces.rows import Malformed, Rejections, joined, shown
 from servecast.workload.traces.source import opened
 from servecast.workload.traces.trace_report import EPOCH_S, notes_on
 from servecast.workload.traces.trace_report import TraceReport as TraceReport
+from servecast.workload.traces.turns import one_size_each, with_history
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,6 +64,9 @@ class TraceFile:
     format : name of a reader, instead of recognising the content
     part : which of several runs in a result file, from 1
     time_unit : s, ms, us or ns, instead of the format's; dates have none
+    block_size : tokens that a prefix id of the trace stands for, instead of the format's (not the engine's block size)
+    turns : "new": the prompt length of a session's turn is what is new in it, and what was said before comes on top;
+        "whole": it is the whole prompt; null: as the format has it
     on_bad_row : "error" stops at the first malformed row, "skip" leaves such rows out and counts them
     zero_output_as_one : send requests without output tokens as requests for one, instead of leaving them out
     jitter_s : move each arrival by a random time below this (seeded): for traces that note times in coarse ticks
@@ -78,6 +82,8 @@ class TraceFile:
     max_output_tokens: int | None = None
     format: str | None = None
     time_unit: str | None = None
+    block_size: int | None = None
+    turns: Literal["new", "whole"] | None = None
     on_bad_row: Literal["error", "skip"] = "error"
     cycle: bool = False
     keep_offset: bool = False
@@ -99,10 +105,12 @@ class TraceFile:
         check(self, ABOVE_0, "prompt_scale", "output_scale", "rate_rps")
         check(self, ("be at most 1e6", lambda value: value <= 1e6), "prompt_scale", "output_scale")
         check(self, AT_LEAST_1, "max_prompt_tokens", "max_output_tokens", "part", "skip_requests")
+        check(self, between(1, 2**20, "1 and 2^20"), "block_size")
         check(self, (f"be one of {', '.join(TICKS)}", lambda value: value in TICKS), "time_unit")
         check(self, one_of("error", "skip"), "on_bad_row")
         check(self, one_of("drop", "clip", "reject"), "over_max")
         check(self, one_of("as_recorded", "chained"), "sessions")
+        check(self, one_of("new", "whole"), "turns")
 
     def read(self, requests: int | None = None, seed: int = 0) -> Trace:
         """The requests of the trace; with ``requests``, exactly so many. What cannot be is an InputError.
@@ -113,6 +121,7 @@ class TraceFile:
         reader, found, unit, rows = self._rows(rejections)
         rows_read = rejections.rows + len(rows.lines)
         timed = rows.times is not None
+        rows = self._whole(rows, found, rejections)
         rows, raised = _servable(rows, rejections, self.zero_output_as_one)
         failed = sum(len(one.lines) for one in rejections.all() if one.reason == FAILED)
         rows = _with_delays(rows, unit, rejections)
@@ -129,7 +138,7 @@ class TraceFile:
         self._check_wanted(wanted, len(copies.rows))
         left, used = len(np.unique(copies.rows)), len(np.unique(copies.rows[:wanted]))
         arrival_s = self._arrivals(copies.arrival_s, wanted, offset_s, found.dates)
-        columns, picked = self._columns(rows, copies, arrival_s, found.prefix_block_size)
+        columns, picked = self._columns(rows, copies, arrival_s, found.prefix_block_size or 1)
         report = TraceReport(
             path=self.path,
             format=reader.name,
@@ -156,7 +165,7 @@ class TraceFile:
 
     def _rows(self, rejections: Rejections) -> tuple[Reader, Found, str, Block]:
         """The reader, what it found, the unit of the times, and every row."""
-        with opened(self.path, self.part) as content:
+        with opened(self.path, self.part, self.block_size) as content:
             reader, found = self._reader(content)
             unit = self._unit(reader, found)
             rejections.counted = reader.counted
@@ -169,6 +178,16 @@ class TraceFile:
             units = ", ".join(TICKS)
             raise InputError(self.path, f"nothing says the unit of its times; give time_unit, one of {units}")
         return reader, found, unit or "s", _within_reach(rows, unit or "s", rejections)
+
+    def _whole(self, rows: Block, found: Found, rejections: Rejections) -> Block:
+        """The rows with whole prompts, and with ids that stand for one text each."""
+        one_size_each(rows, found.prefix_block_size, self.path)
+        if self.turns != "new" and not (self.turns is None and found.turns_are_new):
+            return rows
+        rows, note = with_history(rows, found.prefix_block_size or 1, self.turns, self.path)
+        if note is not None:
+            rejections.notes.append(note)
+        return rows
 
     def _reader(self, content: Content) -> tuple[Reader, Found]:
         """The reader of the file, by name or by content, and what it found there."""
@@ -308,7 +327,7 @@ class TraceFile:
         return arrival_s
 
     def _columns(
-        self, rows: Block, copies: Copies, arrival_s: NDArray[np.float64], block_size: int | None
+        self, rows: Block, copies: Copies, arrival_s: NDArray[np.float64], block_size: int
     ) -> tuple[RequestColumns, Block]:
         """The requests that arrive at these times, and their rows."""
         wanted = len(arrival_s)
@@ -316,8 +335,8 @@ class TraceFile:
         copy = np.resize(copies.copy, wanted) + np.arange(wanted) // len(copies.rows) * (int(copies.copy.max()) + 1)
         picked = rows.take(at)
         ids = picked.prefix_ids
-        if ids is not None and block_size is not None:
-            if self.over_max == "clip":
+        if ids is not None:
+            if self.over_max == "clip" and ids.tokens is None:
                 ids = ids.take(np.arange(wanted), -(-picked.prompt_tokens // block_size))
             ids = _apart(ids, copy)
         sessions = picked.session
@@ -425,7 +444,7 @@ def _apart(ids: PrefixIds, copy: NDArray[np.int64]) -> PrefixIds:
     if not copy.any():
         return ids
     distinct, number = np.unique(ids.flat, return_inverse=True)
-    return PrefixIds(number + np.repeat(copy, ids.counts) * len(distinct), ids.ends)
+    return PrefixIds(number + np.repeat(copy, ids.counts) * len(distinct), ids.ends, ids.tokens)
 
 
 def _servable(rows: Block, rejections: Rejections, zero_as_one: bool) -> tuple[Block, int]:
