@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servecast.batch import StepShape, causal_pairs
-from servecast.cost.roofline import Roofline, peak_flops
+from servecast.cost.roofline import Roofline, peak_flops, ridge_batch
 from servecast.errors import InputError
 from servecast.specs import catalogue
 
@@ -174,3 +176,37 @@ def test_the_memory_of_token_terms_is_bounded():
     for tokens in range(1, 66_000):
         cost.durations(StepShape(0, 0, 0, 0, tokens, 0, 0), 1)
     assert len(cost._linear) <= 65_536
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "split", "quantised", "rows"),
+    [
+        ("gpt-oss-120b", "h100-sxm", 1, None, 2003),
+        ("qwen3-30b-a3b", "h100-sxm", 1, None, 2934),
+        ("mixtral-8x7b", "h100-sxm", 1, None, 1079),
+        ("deepseek-v3", "b200", 8, None, 4361),
+        ("llama-3.1-70b", "h100-sxm", 1, "int4", 81),
+        ("llama-2-7b", "a100-80gb", 1, None, 154),
+    ],
+)
+def test_the_batch_at_which_a_models_own_flops_and_bytes_cross(name, device, split, quantised, rows):
+    """Worked out by hand from each model's own matrices: a mixture of experts reads nearly all of them for any batch."""
+    model = catalogue.model(name)
+    model = model if quantised is None else replace(model, weight_dtype=quantised)
+    assert ridge_batch(model, catalogue.device(device), split) == pytest.approx(rows, rel=5e-3)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "mixtral-8x7b", "gemma-3-1b"])
+def test_below_that_batch_reading_takes_longer_and_from_it_on_computing(name):
+    model, device = catalogue.model(name), catalogue.device("h100-sxm")
+    rows = ridge_batch(model, device)
+    assert rows is not None
+    for batch, computes in ((1, False), (rows - 1, False), (rows, True), (100 * rows, True)):
+        shape = StepShape(0, 0, 0, 0, batch, 0, 1)
+        times = model.linear_flops(shape) / peak_flops(model, device), model.linear_bytes(shape) / device.bandwidth_Bps
+        assert (times[0] >= times[1]) is computes
+
+
+def test_a_ridge_that_no_batch_reaches():
+    device = replace(catalogue.device("h100-sxm"), bandwidth_Bps=1.0)
+    assert ridge_batch(catalogue.model("llama-3.1-8b"), device) is None

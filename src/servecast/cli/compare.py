@@ -20,7 +20,13 @@ def compare(
     changes: Changes = [],  # noqa: B006 (typer copies it)
     out: Out = Path("results"),
     margin: Annotated[float, typer.Option(help="Error of a mean that still counts as equivalent: 0.05 is 5 %.")] = 0.05,
-    band: Annotated[float, typer.Option(help="Also simulate with steps so much shorter and longer; 0: do not.")] = 0.05,
+    band: Annotated[
+        float | None,
+        typer.Option(
+            help="Also simulate with steps so much shorter and longer; 0: do not. 0.05 by default, and of a datasheet "
+            "what is known of its error."
+        ),
+    ] = None,
     twin: Annotated[Path | None, typer.Option(help="Another recording of the same requests: the noise floor.")] = None,
     host_from: Annotated[
         Path | None,

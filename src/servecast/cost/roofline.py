@@ -13,17 +13,18 @@ out: small kernels, launch gaps, waves, and the softness of the knee, of which t
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from servecast.batch import StepShape
 from servecast.cost.model import keep, require_tokens
 from servecast.errors import InputError
 from servecast.specs.dtypes import bytes_per_value
 
 if TYPE_CHECKING:
-    from servecast.batch import StepShape
     from servecast.cost.model import Scalars
     from servecast.specs.device import DeviceSpec
     from servecast.specs.model import Attended, ModelSpec
@@ -38,6 +39,9 @@ BANDWIDTH_EFFICIENCY: Final = 0.80
 
 OVERHEAD_S: Final = 0.001
 """Host and small kernels of one step: 0 to 1.2 ms were seen on recorded engines; 0.7 ms in the shipped profile."""
+
+#: No batch is larger; what has not crossed by then never does.
+_MOST_ROWS: Final = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,3 +179,28 @@ def peak_flops(model: ModelSpec, device: DeviceSpec) -> float:
     if model.weight_dtype is not None and model.weight_dtype in device.flops:
         return float(device.flops[model.weight_dtype])
     return device.peak_flops(model.dtype)
+
+
+def ridge(model: ModelSpec, device: DeviceSpec) -> float:
+    """FLOP per byte of ``device`` in the format in which ``model`` multiplies: above it compute sets the time."""
+    return peak_flops(model, device) / device.bandwidth_Bps
+
+
+def ridge_batch(model: ModelSpec, device: DeviceSpec, tensor_parallel: int = 1) -> int | None:
+    """The fewest decode rows whose linear layers take as long to compute as to read; None where no batch does.
+
+    FLOPs over the peak of the format in which ``model`` multiplies, against bytes over the bandwidth, both of
+    ``tensor_parallel`` GPUs' share: weights once, and of the routed experts those that so many rows touch. Attention is
+    left out, since rows share nothing of it. FLOPs grow in proportion to the rows and bytes ever more slowly, so that
+    they cross once or never.
+    """
+    least = ridge(model, device)
+
+    def reached(rows: int) -> bool:
+        shape = StepShape(0, 0, 0, 0, rows, 0, 1)
+        flops = float(model.linear_flops(shape, tensor_parallel=tensor_parallel))
+        return flops >= least * float(model.linear_bytes(shape, tensor_parallel=tensor_parallel))
+
+    rows = range(1, _MOST_ROWS)
+    found = bisect_left(rows, True, key=reached)
+    return rows[found] if found < len(rows) else None

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from servecast.cost.known_error import known_error
 from servecast.errors import InputError
 from servecast.plan.answer import Change, Fleet, dollars, falls_short, missed
 from servecast.plan.capacity import fewest
@@ -200,7 +201,8 @@ def with_extrapolation(option: Option, configuration: Configuration, loads: Sequ
 def _doubts(best: Option, configuration: Configuration) -> Iterator[str]:
     """Why the interval does not support the plan."""
     if not best.calibrated:
-        yield "step times come from a datasheet, whose error nobody knows"
+        left_out = "" if configuration.search.draws else " (no interval holds that: search.draws is 0)"
+        yield f"step times come from a datasheet: {known_error(None).words}{left_out}"
     if best.extrapolated is not None and best.extrapolated > EXTRAPOLATED_MOST:
         yield (
             f"{percent(best.extrapolated, 0)} of the busy time is priced beyond what the profile was measured on, and "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from servecast import memory
+from servecast.cost.roofline import ridge, ridge_batch
 from servecast.errors import InputError
 from servecast.plan import lessons
 from servecast.report.tables import table_of
@@ -129,17 +130,26 @@ def _start_up_error(budget: MemoryBudget, length: int) -> str:
 
 
 def _ridge(served: Serving, budget: MemoryBudget) -> Table:
-    ridge = served.device.ridge(served.model.dtype)
-    batch = lessons.ridge_crossing(ridge, dtype=served.model.dtype).weights_only
+    model, device, split = served.model, served.device, served.tensor_parallel
+    peak = model.weight_dtype if model.weight_dtype in device.flops else model.dtype
+    rows = [("ridge", f"{ridge(model, device):,.1f} FLOP/byte", f"{device.name} in {peak}, datasheet")]
+    batch = ridge_batch(model, device, split)
+    name = "decode reaches it at batch"
+    if batch is None:
+        rows.append((name, "never", "reading the linear layers takes longer at any batch"))
+    else:
+        rows += [
+            (name, f"{batch:,}", "linear layers: FLOPs at the peak take as long as weights (experts touched) to read"),
+            ("KV memory stops it first from", *_wall(budget, batch)),
+        ]
+    return Table("ridge", ("", "", "how"), tuple(rows))
+
+
+def _wall(budget: MemoryBudget, batch: int) -> tuple[str, str]:
+    """From which length on fewer sequences than ``batch`` fit into the cache."""
     context = budget.kv_blocks // batch * budget.block_size
     stops = f"{context + 1:,} tokens each" if context else "any context"
-    how = f"{budget.kv_tokens:,} KV tokens / {batch:,} sequences, in whole blocks"
-    rows = (
-        ("ridge", f"{ridge:,.1f} FLOP/byte", f"{served.device.name} in {served.model.dtype}, datasheet"),
-        ("decode reaches it at batch", f"{batch:,}", "weights alone, ridge x bytes per value / 2"),
-        ("KV memory stops it first from", stops, how),
-    )
-    return Table("ridge", ("", "", "how"), rows)
+    return stops, f"{budget.kv_tokens:,} KV tokens / {batch:,} sequences, in whole blocks"
 
 
 def worked_numbers() -> Iterator[Table]:

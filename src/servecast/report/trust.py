@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from servecast.cost.known_error import KNOWN
 from servecast.files import plain, scenario_text
 from servecast.report.charts.figure import figure, table
 from servecast.report.charts.spec import Axis, Bar, Bars, Chart, Key, Part
@@ -28,7 +29,7 @@ def step_error(profile: Profile | None, *, calibrated: bool | None = None, execu
     if executed:
         return "Step times were measured as the device computed them; another run differs by the device's noise."
     if not (profile is not None if calibrated is None else calibrated):
-        return "Step times: a data sheet's roofline, uncalibrated, so that no error is known."
+        return f"Step times: a data sheet's roofline, uncalibrated: {KNOWN['datasheet'].words}."
     held_out: Sequence[Profile] = (profile or {}).get("held_out") or ()
     if not held_out:
         return "Step times: calibrated, but no error is stated."
@@ -39,7 +40,7 @@ def step_error(profile: Profile | None, *, calibrated: bool | None = None, execu
         spread = " to ".join(dict.fromkeys((_percent(medians[0]), _percent(medians[-1]))))
         return (
             f"Step times: put together of operators measured one by one; left-out points of their tables are met to "
-            f"{spread} in the median, {_percent(tail)} at p95."
+            f"{spread} in the median, {_percent(tail)} at p95; {KNOWN['operators'].words}."
         )
     # A random part of the steps stands before the largest ones.
     all_steps, mixed = (
@@ -49,10 +50,12 @@ def step_error(profile: Profile | None, *, calibrated: bool | None = None, execu
     every = all_steps or steps[0]
     sums = every.get("rows_each", 1)
     what = f"sums of {sums} steps" if sums > 1 else "steps"
+    # Who fits requests has no residuals of steps.
+    coarse = "" if (profile or {}).get("residuals", True) else f"; {KNOWN['requests'].words}"
     bias = f"mixed steps {signed(mixed['signed_mean'], 2)} in the mean" if mixed else signed(every["signed_mean"], 2)
     return (
         f"Step times: held-out {what} are met to {_percent(every['median'])} in the median, {_percent(every['p95'])} "
-        f"at p95; {bias}{'' if mixed else ' in the mean'}."
+        f"at p95; {bias}{'' if mixed else ' in the mean'}{coarse}."
     )
 
 
@@ -133,8 +136,8 @@ def trusted(profile: Profile | None, calibrated: bool, device: str | None) -> st
         return "<p>Step times come from a calibrated cost model that states no errors.</p>"
     return (
         f"<p>Step times come from the roofline of {escape(str(device))}&#39;s data sheet: "
-        "<strong>uncalibrated</strong>, so no error is known. Fit a profile to measured steps with "
-        "<code>servecast fit</code>.</p>"
+        f"<strong>uncalibrated</strong>. What is known of data sheets: {KNOWN['datasheet'].words}. Fit a profile to "
+        "measured steps with <code>servecast fit</code>.</p>"
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from servecast.cost.roofline import peak_flops
 from servecast.metrics import Hardware, decisions_frame, oom_frame, requests_frame
 from servecast.run.extrapolation import Extrapolation
 from servecast.run.transient import Transient
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """The roofline that steps are drawn on, per GPU: peaks as the data sheet has them for the model's dtype.
+    """The roofline that steps are drawn on, per GPU: peaks as the data sheet has them for what the model multiplies in.
 
     calibrated : whether step times come from measurements; if not, every number is marked *uncalibrated*
     """
@@ -34,8 +35,8 @@ class Roof:
 
     @classmethod
     def of(cls, served: Serving) -> Roof:
-        """The roofline of a model's own number format on its device."""
-        flops = served.device.peak_flops(served.model.dtype)
+        """The roofline of the number format of a model's weights on its device."""
+        flops = peak_flops(served.model, served.device)
         return cls(served.device.name, served.device.bandwidth_Bps, flops, served.cost.calibrated)
 
     @property

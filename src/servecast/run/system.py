@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from servecast.cost.roofline import ridge
 from servecast.engine import Server, replay
 from servecast.errors import InputError
 from servecast.executor import ModelExecutor
@@ -92,8 +93,8 @@ class System:
     def hardware(self) -> Hardware:
         """What the steps of a run are judged against."""
         served = self.served
-        ridge = served.device.ridge(served.model.dtype)
-        return Hardware(served.model, ridge, served.cost, served.kv_dtype, served.tensor_parallel)
+        least = ridge(served.model, served.device)
+        return Hardware(served.model, least, served.cost, served.kv_dtype, served.tensor_parallel)
 
     @property
     def usd_per_hour(self) -> float | None:

@@ -21,6 +21,7 @@ import numpy as np
 from servecast.against.device.execute import machine, refuse_unexecutable
 from servecast.cost import profile as profiles
 from servecast.cost.model import step_kind
+from servecast.cost.roofline import ridge
 from servecast.errors import InputError
 from servecast.metrics import Hardware, mean_shapes, summarise
 from servecast.run.system import System, modelled
@@ -120,7 +121,7 @@ class Bench:
     def summary(self, run: Run) -> dict[str, Any]:
         """The summary row of a run, judged by the forecast's own cost model; it names no policy and no seed."""
         served = self.served
-        hardware = Hardware(served.model, served.device.ridge(served.model.dtype), self.cost)
+        hardware = Hardware(served.model, ridge(served.model, served.device), self.cost)
         return summarise(run, policy="", seed=0, hardware=hardware)
 
     def _serve(self, scenario: Scenario, at: int, machines: Machines) -> Run:

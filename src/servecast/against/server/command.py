@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from servecast.against.server.compared import Comparison
 from servecast.against.server.forecast import first_third, fit, forecast, load, with_network
 from servecast.against.server.observed import recorded, same_requests
+from servecast.cost.known_error import known_error
 from servecast.errors import InputError
 from servecast.run.extrapolation import farthest
 from servecast.scenario.serving import serving
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from servecast.against.server.observed import Observed
     from servecast.scenario import Scenario
 
+#: Steps so much shorter and longer are simulated beside a forecast from a profile.
+BAND: Final = 0.05
 _TWINS = {"patched": "vanilla", "vanilla": "patched"}
 _TWIN = re.compile(r"-(patched|vanilla)(?=\.)")
 
@@ -33,7 +36,7 @@ def compared(
     *,
     overrides: Mapping[str, object] | None = None,
     margin: float = 0.05,
-    band: float = 0.05,
+    band: float | None = None,
     twin: Path | None = None,
     host_from: Path | None = None,
     host_steps: bool = False,
@@ -42,7 +45,8 @@ def compared(
 
     recording : None for the trace of the scenario
     margin : relative error of means within which they are to be shown equivalent
-    band : also simulated with steps so much shorter and longer; 0 for none
+    band : also simulated with steps so much shorter and longer; 0 for none, None for `BAND`, or for the known error of
+        a datasheet where one prices the steps
     twin : another recording of the same requests; None looks for ``-patched`` beside ``-vanilla`` and the reverse
     host_from : recording that the client's way (uplink + downlink) is fitted on, instead of ``workload.network``; of
         the recording itself the first third is used, and the rest is judged
@@ -50,10 +54,12 @@ def compared(
 
     Raises InputError: what cannot be read, simulated or compared.
     """
-    _refuse_impossible(margin, band)
+    _refuse_impossible(margin, BAND if band is None else band)
     if host_steps and host_from is None:
         raise InputError("--host-steps", "nothing says which run to fit it on: name one with --host-from")
     settled = load(scenario, overrides, recording)
+    if band is None:
+        band = BAND if settled.profile is not None else known_error(None).high - 1
     if settled.workload.trace is None:
         raise InputError("RECORDED", "no recording is named, and the scenario has no trace: give a file")
     trace = settled.workload.trace.build()
