@@ -25,6 +25,7 @@ from servecast.plan.planner import make_plan
 from servecast.policies import POLICIES, Continuous, Static
 from servecast.report.verdicts.plan import verdict as plan_verdict
 from servecast.requests import RejectReason, Status
+from servecast.run.judged import judged, per_policy
 from servecast.run.system import System
 from servecast.run.too_long import TooLong
 from servecast.scenario import check, load
@@ -206,6 +207,16 @@ def test_several_policies_points_and_seeds_are_one_warning(policies):
     assert warning.startswith("Too long for max_model_len 330: ")
     assert f"{2 * len(policies)} of {4 * len(policies)} runs have some" in warning
     assert "max_model_len=330" in warning and "set engine.max_model_len to 3" in warning
+
+
+def test_a_point_that_refuses_the_long_requests_is_not_the_best_one():
+    """At 330 tokens most requests are refused, and the few others are served soonest."""
+    keys = {"slo": {"ttft_s": 9.0}, "sweep": {"engine.max_model_len": [330, 1000]}}
+    busy = {**SMALL["workload"], "arrivals": {"kind": "poisson", "rate_rps": 400.0}}
+    results = simulate(small(workload=busy, **keys))
+    assert results.summary["ttft_p99_s"].is_monotonic_increasing
+    best = judged(per_policy(results.summary)).rows.iloc[0]
+    assert best["engine.max_model_len"] == 1000
 
 
 def test_a_run_in_which_all_fit_says_nothing_of_it():

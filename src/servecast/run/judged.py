@@ -7,7 +7,8 @@ lost to memory running out count only for a policy that loses some everywhere.
 
 Serving most says something along an axis of load only. Where every point is sent the same load and something else is
 swept (burstiness, a limit of the batch), rates differ by chance, and the point is that with the largest share of
-requests within the targets, or else the shortest p99 TTFT (`alike`).
+requests within the targets, or else the shortest p99 TTFT (`alike`). A point that refuses or cuts more requests as too
+long than another one counts for nothing.
 
 Figures of single runs show one point, the one that the verdict is about (`view`).
 """
@@ -128,10 +129,15 @@ def most(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sound(rows: pd.DataFrame) -> pd.DataFrame:
-    """The points of one policy at which nothing is lost; those that serve at all, or else all of them."""
-    for kept in (rows[(rows["completed"] > 0) & (rows["oom_failed"] == 0)], rows[rows["completed"] > 0]):
-        if len(kept):
-            return kept
+    """The points of one policy at which nothing is lost; those that serve at all, or else all of them.
+
+    Where requests are too long, points that serve the most of them: what is refused makes the others look good.
+    """
+    short = ((rows["rejected"] + rows["cut"]) / rows["arrived"]).astype(float)
+    served, kept = rows["completed"] > 0, rows["oom_failed"] == 0
+    for chosen in (rows[served & kept & (short <= short[served & kept].min() + SAME)], rows[served]):
+        if len(chosen):
+            return chosen
     return rows
 
 
