@@ -30,8 +30,10 @@ from servecast.run.system import System
 from servecast.run.too_long import TooLong
 from servecast.scenario import check, load
 from servecast.scenario.serving import serving
-from servecast.workload.clients import ClosedLoop, LengthColumns
+from servecast.workload.clients import ClosedLoop, LengthColumns, OpenLoop
 from servecast.workload.sessions import Sessions
+from servecast.workload.traces.convert import write_trace
+from servecast.workload.traces.trace_file import TraceFile
 
 SHARED = Path(os.environ.get("SERVECAST_SHARED", "../shared")) / "tried/scenarios"
 NONE, PROMPT, ANSWER, CACHE = RejectReason
@@ -114,6 +116,41 @@ def test_a_user_whose_request_is_refused_goes_on_and_a_session_ends_with_its_ref
     run = serve(None, Continuous(), client=client, max_model_len=64)
     assert reasons(run) == [NONE, ANSWER]
     assert client.cancelled == 1
+
+
+MOST = """arrival_s,prompt_tokens,output_tokens,max_tokens
+0,10,5,100
+1,10,5,54
+2,10,5,
+3,10,60,60
+4,10,9,8
+"""
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_what_counts_is_the_longest_answer_that_a_request_allows(tmp_path, form):
+    """vLLM refuses prompt + max_tokens beyond the context, however short the answer would have been."""
+    import pandas as pd
+
+    path = tmp_path / f"most.{form}"
+    path.write_text(MOST)
+    table = pd.read_csv(path)
+    if form == "jsonl":
+        table.to_json(path, orient="records", lines=True)
+    elif form == "parquet":
+        table.to_parquet(path)
+    read = TraceFile(str(path), on_bad_row="skip").read()
+    assert read.columns.max_tokens.tolist() == [100, 54, 5, 60]
+    assert read.report.left_out.startswith("left out 1 of 5 rows: 1 row: more output tokens than max_tokens")
+    run = serve(None, Continuous(), client=OpenLoop(read.columns), max_model_len=64)
+    assert reasons(run) == [ANSWER, NONE, NONE, ANSWER]
+    assert metrics.summarise(run, policy="", seed=0)["longest_request_tokens"] == 110
+    cut = serve(None, Continuous(), client=OpenLoop(read.columns), max_model_len=64, **CUT)
+    assert cut.requests["generated_tokens"].tolist() == [5, 5, 5, 54]
+    assert metrics.summarise(cut, policy="", seed=0)["cut"] == 1
+    write_trace(read.columns, str(tmp_path / "again.csv"), "plain")
+    again = TraceFile(str(tmp_path / "again.csv")).read().columns
+    assert again.max_tokens.tolist() == [100, 54, 5, 60]
 
 
 # --- what is told -------------------------------------------------------------------------------------------------------

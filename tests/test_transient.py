@@ -12,6 +12,7 @@ from serving import columns, serve
 
 from servecast import simulate
 from servecast.metrics import Window
+from servecast.plan.planner import make_plan
 from servecast.policies import Continuous
 from servecast.run.transient import transient
 from servecast.scenario import check, load
@@ -125,3 +126,22 @@ def test_poisson_traffic_that_is_simulated_raises_no_alarm(rate_rps):
         )
     )  # fmt: skip
     assert results.warnings == ()
+
+
+def test_a_plan_says_it_of_its_target_load():
+    """A tenth of the requests are the first ones of 40 users."""
+    scenario = {
+        "name": "users", "model": "llama-3.1-8b", "device": "h100-sxm",
+        "workload": {
+            "arrivals": {"kind": "closed", "users": 40},
+            "prompt_tokens": {"kind": "fixed", "tokens": 1000},
+            "output_tokens": {"kind": "uniform", "min_tokens": 20, "max_tokens": 200},
+            "requests": 400,
+        },
+        "policies": [{"kind": "continuous"}],
+        "goal": {"slo": {"ttft_p99_s": 30.0}},
+        "search": {"seeds": 1, "draws": 0, "try_changes": False, "most_requests": 400, "most_gpus": 1},
+    }  # fmt: skip
+    plan = make_plan(check(scenario, Path()))
+    [note] = [note for note in plan.notes if note.startswith("Start-up at the target: 40 of 400 requests (10.0 %)")]
+    assert "decide the p99 TTFT" in note

@@ -200,6 +200,8 @@ _COLUMNS = {
     "output_tokens": "tokens that were asked for",
     "generated_tokens": "tokens that were generated",
     "status": "completed, rejected, oom or unfinished",
+    "finish_reason": "`stop`: answered in full; `length`: cut at max_model_len; `abort`: lost as memory ran out",
+    "reject_reason": "why it was refused whole: `prompt_too_long`, `answer_too_long`, `exceeds_kv_cache`",
     "scheduled_s": "when it was first part of a step [s]",
     "first_token_s": "when its first token was there [s]",
     "finish_s": "when its last token was there [s]",

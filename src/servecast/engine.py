@@ -325,15 +325,16 @@ class _Replica:
     def take(self, request: Request, sent_s: float) -> None:
         """Queue a request that reaches the server at ``sent_s``; one that can never be served is rejected."""
         room, output = self.max_model_len - request.prompt_tokens, request.output_tokens
-        if output <= room:
+        asked = request.max_tokens or output
+        if asked <= room:
             self.inbox.append(Sequence(request, sent_s, output))
         elif self._cuts and room > 0:
-            self.inbox.append(Sequence(request, sent_s, room))
+            self.inbox.append(Sequence(request, sent_s, min(output, room)))
         else:
             reason = RejectReason.ANSWER_TOO_LONG if room > 0 else RejectReason.PROMPT_TOO_LONG
             if self._cache_limits:
                 reason = RejectReason.EXCEEDS_KV_CACHE
-            self._record([Sequence(request, sent_s, output)], Status.REJECTED, _nan, reason)
+            self._record([Sequence(request, sent_s, asked)], Status.REJECTED, _nan, reason)
             self.client.failed(request, sent_s)
 
     def disturb(self, now: float) -> None:

@@ -15,7 +15,10 @@ OnTooLong = Literal["reject", "cut"]
 
 
 class Request(NamedTuple):
-    """One request as it arrives: times in seconds, lengths in tokens. ``id`` is its position in the workload."""
+    """One request as it arrives: times in seconds, lengths in tokens. ``id`` is its position in the workload.
+
+    ``max_tokens`` is the longest answer that it allows, at least ``output_tokens``; None: those are it.
+    """
 
     id: int
     arrival_s: float
@@ -25,6 +28,7 @@ class Request(NamedTuple):
     session: str | None = None
     tenant: str | None = None
     prefix_ids: tuple[int, ...] = ()
+    max_tokens: int | None = None
 
 
 class Status(IntEnum):

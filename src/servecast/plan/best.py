@@ -226,7 +226,10 @@ def _doubts(best: Option, configuration: Configuration) -> Iterator[str]:
 
 
 def _notes(configuration: Configuration, best: Option, highest: float, seed: int) -> Iterator[str]:
-    """How long runs were, that they were too short to tell a highest load from its beginning, and extrapolation."""
+    """A head that decides, extrapolation, how long runs were, and that a beginning is most of them."""
+    head = configuration.sample(best.target, seed).transient
+    if head is not None:
+        yield head.sentence(" at the target")
     if best.beyond:
         yield best.beyond
     served = configuration.sample(highest, seed)

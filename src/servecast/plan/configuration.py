@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from servecast.plan.load import load_of
 from servecast.plan.sample import Sample, refusal, sample
 from servecast.run.store import digest_of
 from servecast.run.system import System, modelled
+from servecast.run.transient import transient
 from servecast.scenario.goals import Search
 
 if TYPE_CHECKING:
@@ -212,8 +213,10 @@ class Configuration:
         scale = 1.0 if draw is None else draw.step_time_scale
         sent = system.traffic(self.load.at(load, seed, self.replicas, self._length(load)))
         run = system.serve(sent.client, replicas=self.replicas, machines=partial(modelled, step_time_scale=scale))
-        row = system.row(run, sent, seed=seed, window=self._window(load), replicas=self.replicas)
-        return sample(run, row, system.hardware, system.policy)
+        window = self._window(load)
+        row = system.row(run, sent, seed=seed, window=window, replicas=self.replicas)
+        found = sample(run, row, system.hardware, system.policy)
+        return replace(found, transient=transient(run, window, int(load) if self.load.whole else None))
 
     def test(self, load: float, seed: int, draw: Draw | None = None) -> Refusal | None:
         """Why the goal is not met at a load; None if it is."""

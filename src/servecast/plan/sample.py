@@ -23,6 +23,7 @@ from servecast.metrics.log import mean_shapes
 from servecast.plan.answer import Tokens
 from servecast.requests import Status
 from servecast.run.extrapolation import Extrapolation, farthest
+from servecast.run.transient import Transient
 from servecast.scenario.goals import at_least
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Sample:
     kept_out : what kept requests waiting: slots, KV blocks, the token budget
     queued : share of waiting in the tail of TTFT and of E2E
     extrapolation : how far its steps lay outside the measured ones; None inside, and for a datasheet
+    transient : a head that decides one of its statistics
     """
 
     row: dict[str, Value]
@@ -74,6 +76,7 @@ class Sample:
     kept_out: dict[str, Share]
     queued: dict[str, float]
     extrapolation: Extrapolation | None = None
+    transient: Transient | None = None
 
     @property
     def good_share(self) -> float | None:
@@ -94,7 +97,9 @@ class Sample:
         tokens = None if data["tokens"] is None else Tokens(*data["tokens"])
         kept_out = {name: Share(*share) for name, share in data["kept_out"].items()}
         extrapolation = Extrapolation.of(data["extrapolation"])
-        return cls(**{**data, "tokens": tokens, "kept_out": kept_out, "extrapolation": extrapolation})
+        head = None if data["transient"] is None else Transient(*data["transient"])
+        told = {"kept_out": kept_out, "extrapolation": extrapolation, "transient": head}
+        return cls(**{**data, "tokens": tokens, **told})
 
 
 def sample(run: Run, row: dict[str, Value], hardware: Hardware, policy: Policy) -> Sample:

@@ -47,6 +47,7 @@ class RequestColumns:
     session, tenant : n names, or None for none
     prefix_ids : the hash ids of the prompts' blocks, or None for none; given as n sequences of numbers, or `PrefixIds`
     prefix_block_size : tokens that one of them stands for; None without ids
+    max_tokens : (n,) int64, the longest answer that each request allows, at least its output_tokens; None: those are it
     delay_s : (n,) float64 [s], or None: where it is a number, the request comes so long after the one before it in its
         session has been answered, and ``arrival_s`` is only the earliest possible; NaN where it comes at ``arrival_s``
     """
@@ -60,6 +61,7 @@ class RequestColumns:
     prefix_ids: PrefixIds | None = None
     prefix_block_size: int | None = None
     delay_s: NDArray[np.float64] | None = None
+    max_tokens: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         if self.prefix_ids is not None:
@@ -126,7 +128,7 @@ class RequestColumns:
 
 
 #: What there is of each request besides its arrival.
-_COLUMNS = ("prompt_tokens", "output_tokens", "priority", "session", "tenant", "prefix_ids", "delay_s")
+_COLUMNS = ("prompt_tokens", "output_tokens", "priority", "session", "tenant", "prefix_ids", "delay_s", "max_tokens")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

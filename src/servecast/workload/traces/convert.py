@@ -52,6 +52,7 @@ def _fitting(columns: RequestColumns, form: str) -> tuple[RequestColumns, list[s
     for name, said, forms in (
         ("priority", "priority is not kept: {form} has no place for it", ("plain",)),
         ("tenant", "tenant is not kept: {form} has no place for it", ("plain",)),
+        ("max_tokens", "max_tokens is not kept: {form} has no place for it", ("plain",)),
         ("session", "session is not kept: {form} has no place for it", ("plain", "mooncake")),
         ("delay_s", turns, ("plain", "mooncake")),
         ("prefix_ids", "prefix ids are not kept: {form} has no place for them", ("plain", "mooncake", "timed_trace")),
@@ -118,6 +119,7 @@ def _plain(columns: RequestColumns) -> Iterator[str]:
     delays = [] if columns.delay_s is None else columns.delay_s.tolist()
     cells: dict[str, Callable[[Request], str]] = {
         "priority": lambda request: str(request.priority),
+        "max_tokens": lambda request: str(request.max_tokens),
         "session": lambda request: _cell(request.session),
         "tenant": lambda request: _cell(request.tenant),
         "delay_s": lambda request: "" if isnan(delays[request.id]) else repr(delays[request.id]),

@@ -57,7 +57,7 @@ class Layout(Found):
 
     clock : how to read times that are dates in text
     names : columns that may have empty cells: session, tenant
-    numbers : ttft_s, e2e_s, sent, delay: may be empty too
+    numbers : ttft_s, e2e_s, sent, delay, max_tokens: may be empty too
     zero_failed : no output tokens means that the request failed
     """
 
@@ -90,7 +90,9 @@ class Layout(Found):
         if self.priority or self.prefix_ids:
             return None
         prompt, output = (_within(columns[name], LONGEST_TOKENS, np.integer) for name in self.counts)
-        times = [_within(columns[name], LATEST) for name in (self.time, *self.numbers.values()) if name is not None]
+        named = (("time", self.time), *self.numbers.items())
+        kinds = {role: np.integer if role == "max_tokens" else np.number for role, _ in named}
+        times = [_within(columns[name], LATEST, kinds[role]) for role, name in named if name is not None]
         names = {role: columns[name] for role, name in self.names.items()}
         if any(column is None for column in (prompt, output, *times, *names.values())):
             return None
@@ -107,6 +109,9 @@ class Layout(Found):
             time = self.clock.time_of(str(value)) if self.clock else moment(self.time, value, read)
         prompt, output = (tokens(name, field_of(values, name), read) for name in self.counts)
         more: dict[str, Any] = {role: span(name, values.get(name), read) for role, name in self.numbers.items()}
+        most = self.numbers.get("max_tokens")
+        if most is not None and values.get(most) is not None:
+            more["max_tokens"] = float(tokens(most, values[most], read))
         for role, name in self.names.items():
             more[role] = None if values.get(name) is None else str(values[name])
         if self.priority is not None and values.get(self.priority):

@@ -4,8 +4,9 @@ A time (``arrival_s``, ``timestamp_ms``, ``start_time_ns``, ...: the unit is in 
 ``timestamp``, the user gives it, unless the column holds dates), a prompt length (``prompt_tokens``, ``input_tokens``,
 ``input_length``, ...) and an output length (``output_tokens``, ``output_length``, ``generated_tokens``, ...). No time:
 lengths alone. Also read where they are there: ``session``, ``tenant``, ``priority``, ``delay_s`` (after the answer to
-the turn before), ``prefix_ids_512`` (spaces between; the number is the block size), and what was measured: ``send_s``,
-``ttft_s``, ``e2e_s``. Other columns are not read. Two columns that could mean the same are an error.
+the turn before), ``max_tokens`` (the longest answer that the request allows), ``prefix_ids_512`` (spaces between; the
+number is the block size), and what was measured: ``send_s``, ``ttft_s``, ``e2e_s``. Other columns are
+not read. Two columns that could mean the same are an error.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ _ROLES = {
     "ttft_s": "ttft_s",
     "e2e_s": "e2e_s",
     "priority": "priority",
+    "max_tokens": "max_tokens",
 }
 _NAMED = {name: role for role, names in _ROLES.items() for name in names.split()}
 _IDS = re.compile(r"prefix_ids_(\d{1,6})")
@@ -68,7 +70,7 @@ def _plain_layout(header: list[str], row: list[str]) -> Layout | None:
         only["prompt"],
         only["output"],
         names={role: only[role] for role in ("session", "tenant") if role in only},
-        numbers={role: only[role] for role in ("delay", "sent", "ttft_s", "e2e_s") if role in only},
+        numbers={role: only[role] for role in ("delay", "sent", "ttft_s", "e2e_s", "max_tokens") if role in only},
         priority=only.get("priority"),
         prefix_ids=only.get("prefix"),
         prefix_block_size=int(ids[1]) if ids else None,

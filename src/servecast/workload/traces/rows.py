@@ -45,6 +45,7 @@ class Block(NamedTuple):
     prefix_ids : n tuples of hash ids
     session, tenant : n names or None each
     delay : (n,) float64 [s], NaN but where a turn waits so long after the answer to the one before
+    max_tokens : (n,) float64, the longest answer allowed; NaN where nothing says it
     priority : (n,) int64
     failed : (n,) bool, requests that failed where the trace was taken
     sent : (n,) float64 [s] of the clock of times, when the client sent the request; None: at its time
@@ -66,6 +67,7 @@ class Block(NamedTuple):
     ttft_s: NDArray[np.float64] | None = None
     e2e_s: NDArray[np.float64] | None = None
     itl_s: list[tuple[float, ...]] | None = None
+    max_tokens: NDArray[np.float64] | None = None
 
     def take(self, rows: NDArray[np.intp]) -> Block:
         """The rows at these positions, in that order; the block itself where these are all its rows."""
@@ -111,6 +113,7 @@ class Row(NamedTuple):
     ttft_s: float = nan
     e2e_s: float = nan
     itl_s: tuple[float, ...] = ()
+    max_tokens: float = nan
 
 
 def parsed(numbered: Iterable[tuple[int, Any]], row: Callable[[Any], Row], rejections: Rejections) -> Block:

@@ -273,7 +273,8 @@ class TraceFile:
             for tokens, scale in ((rows.prompt_tokens, self.prompt_scale), (rows.output_tokens, self.output_scale))
         )
         ids = rows.prefix_ids if self.prompt_scale == 1 else None  # ids stand for the prompts as they were
-        return rows._replace(prompt_tokens=prompt, output_tokens=output, prefix_ids=ids)
+        most = None if rows.max_tokens is None else rows.max_tokens * self.output_scale
+        return rows._replace(prompt_tokens=prompt, output_tokens=output, prefix_ids=ids, max_tokens=most)
 
     def _copies(self, rows: Block, seed: int) -> Copies:
         since_s = _times(rows)
@@ -355,6 +356,7 @@ class TraceFile:
             ids,
             block_size if ids is not None else None,
             self._delays(picked, sessions),
+            _most_tokens(picked),
         )
         return columns, picked
 
@@ -459,10 +461,23 @@ def _servable(rows: Block, rejections: Rejections, zero_as_one: bool) -> tuple[B
     no_output = (rows.output_tokens == 0) & ~no_prompt & ~failed
     raised = no_output & zero_as_one
     rows = rows._replace(output_tokens=np.where(raised, 1, rows.output_tokens))
-    dropped = ((FAILED, failed), ("no prompt tokens", no_prompt), ("no output tokens", no_output & ~raised))
+    beyond = np.zeros(len(rows.lines), bool)
+    if rows.max_tokens is not None:
+        beyond = (rows.max_tokens < rows.output_tokens) & ~(failed | no_prompt | no_output)
+    dropped = (
+        (FAILED, failed), ("no prompt tokens", no_prompt), ("no output tokens", no_output & ~raised),
+        ("more output tokens than max_tokens", beyond),
+    )  # fmt: skip
     for reason, which in dropped:
         rejections.left_out(rows.lines[which].tolist(), reason)
-    return rows.take(np.flatnonzero(~(failed | no_prompt | (no_output & ~raised)))), int(raised.sum())
+    return rows.take(np.flatnonzero(~(failed | no_prompt | (no_output & ~raised) | beyond))), int(raised.sum())
+
+
+def _most_tokens(rows: Block) -> NDArray[np.int64] | None:
+    """The longest answer that each request allows; its own length where nothing says it."""
+    if rows.max_tokens is None:
+        return None
+    return np.fmax(np.rint(rows.max_tokens), rows.output_tokens).astype(np.int64)
 
 
 def _nothing(rows_read: int, rejections: Rejections) -> str:
