@@ -165,7 +165,7 @@ class TestKernelTables:
         slow = replace(DEVICE, bandwidth_Bps=1e6)
         profile = assemble.fit_operators(kernels, TINY, slow, name="made", host=host.given(0.0), tolerance=0.0)
         cost = profile.cost()
-        assert cost.decode.at(8, 512) == pytest.approx(8 * 512 * TINY.kv_bytes_per_token() / 1e6, rel=1e-5)
+        assert cost.decode.at(8, 512) == pytest.approx(8 * 513 * TINY.kv_bytes_per_token() / 1e6, rel=1e-5)
         assert cost.seconds(decode_step(1, 16)) > TINY.weight_bytes() / 1e6 / 2
         assert any("came from the L2" in note and not note.startswith("0 ") for note in profile.notes)
 

@@ -20,7 +20,7 @@ from serving import Stepping, replayed
 from servecast import memory
 from servecast.batch import StepShape
 from servecast.calibration import fit_requests
-from servecast.cost import host
+from servecast.cost import host, physics
 from servecast.cost import profile as profiles
 from servecast.cost.profile import TabulatedProfile
 from servecast.executor import ModelExecutor
@@ -197,6 +197,52 @@ class TestShipped:
         assert contexts == sorted(contexts) and prompts == sorted(prompts)
         peak = model.linear_flops(StepShape(1, 8192, 1, 0, 0, 0, 1), tensor_parallel=profile.tensor_parallel)
         assert prompts[-1] > peak / device.peak_flops("bf16")
+
+    @pytest.mark.parametrize("name", profiles.list_profiles())
+    def test_no_step_beats_its_flops_and_bytes(self, name):
+        """All kinds of steps, within what was measured and far beyond; prompts with cached prefixes among them."""
+        profile = profiles.load(name)
+        model, device = catalogue.model(profile.model), catalogue.device(profile.device)
+        rng, n = np.random.default_rng(0), 1500
+        new, cached, rows, context = (
+            np.exp(rng.uniform(0, np.log(most), n)).astype(int) for most in (2e4, 1e5, 600, 1e5)
+        )
+        kind = rng.integers(0, 3, n)
+        prefill, decode, cached = kind > 0, kind < 2, cached * (rng.random(n) < 0.5)
+        pairs = new * cached + new * (new + 1) // 2
+        shapes = StepShape(
+            prefill * 1, new * prefill, pairs * prefill, cached * prefill, rows * decode, rows * context * decode,
+            np.maximum(context * decode, (cached + new) * prefill),
+        )  # fmt: skip
+        floor = physics.floor_seconds(shapes, model, device, profile.tensor_parallel)
+        assert (profile.cost().seconds(shapes) >= floor * (1 - 1e-6)).all()
+
+    @pytest.mark.parametrize("name", profiles.list_profiles())
+    def test_one_token_or_row_more_takes_no_less_and_little_more(self, name):
+        """A row of tiles beside eight is 12.5 %; what else changes between neighbouring counts is one bad measurement."""
+        cost, tokens = profiles.load(name).cost(), np.arange(1, 4400)
+        zeros = tokens * 0
+        prompts = StepShape(zeros + 1, tokens, tokens * (tokens + 1) // 2, zeros, zeros, zeros, tokens)
+        mixed = prompts._replace(decode_rows=zeros + 16, decode_context=zeros + 16_000)
+        rows = np.arange(1, 1024)
+        batches = [StepShape(0 * rows, 0 * rows, 0 * rows, 0 * rows, rows, rows * each, each) for each in (500, 4096)]
+        for shapes in (prompts, mixed, *batches):
+            seconds = np.asarray(cost.seconds(shapes))
+            if name == "cpu-tiny":
+                # The steps themselves have it: three rows are slower than four, see the steps beside the profile.
+                seconds = seconds[8:]
+            change = seconds[1:] / seconds[:-1] - 1
+            assert change.min() > -0.001, change.argmin()
+            assert change.max() < 0.125, change.argmax()
+        for context in (1000, 16_000, 128_000):
+            one, two = (cost.seconds(StepShape(0, 0, 0, 0, n, n * context, context)) for n in (1, 2))
+            assert two > 0.99 * one
+
+    def test_one_bad_point_is_not_carried_on(self):
+        cost = profiles.load("rtx-pro-6000-llama-3.1-8b-ops").cost()
+        assert cost.seconds(StepShape(0, 0, 0, 0, 1, 4096, 4096)) == pytest.approx(0.0118, rel=0.02)
+        long = [cost.seconds(StepShape(0, 0, 0, 0, 1, context, context)) for context in (4096, 16_384, 131_072)]
+        assert long[0] * 1.02 < long[1] < long[2] / 1.3
 
     def test_its_work_does_not_grow_with_rows_context_or_iterations(self):
         cost = profiles.load("rtx-pro-6000-llama-3.1-8b-layers").cost()

@@ -55,8 +55,10 @@ class TestCurve:
     def test_one_point_is_a_constant(self):
         assert [curve([(4, 2.0)]).at(x) for x in (1, 4, 9)] == [2.0] * 3
 
-    def test_rising_never_falls(self):
-        assert curve([(1, 2.0), (2, 1.0), (3, 3.0)]).rising().seconds == (2.0, 2.0, 3.0)
+    def test_at_least_is_nowhere_below_not_even_beyond(self):
+        raised = curve([(1, 2.0), (2, 1.0), (4, 3.0)]).at_least(lambda x: 2.0 * x)
+        assert raised.seconds[:3] == (2.0, 4.0, 8.0)
+        assert all(raised.at(x) >= 2 * x - 1e-9 for x in (1, 1.5, 3, 5, 9, 100, 1e6))
 
     @given(st.lists(st.floats(0.1, 10), min_size=3, max_size=30), st.sampled_from([0.01, 0.1]))
     def test_thinned_stays_within_its_tolerance(self, values, tolerance):

@@ -16,6 +16,7 @@ import numpy as np
 from servecast.batch import StepShape
 from servecast.calibration import kernel_tables, layer_tables, operators
 from servecast.calibration.fit import Report
+from servecast.calibration.robust import rising_points, settled_curve
 from servecast.cost import host as hosts
 from servecast.cost.curves import Curve, surface
 from servecast.cost.profile import Composition, Tables, TabulatedProfile, error_cells, provenance, rounded
@@ -23,7 +24,9 @@ from servecast.errors import InputError
 from servecast.text import Table
 
 if TYPE_CHECKING:
-    from servecast.calibration.operators import Parts, Per, Points
+    from collections.abc import Callable
+
+    from servecast.calibration.operators import Least, Parts, Per, Points
     from servecast.cost.host import Host
     from servecast.cost.model import StepKind
     from servecast.cost.profile import Coefficient
@@ -92,7 +95,7 @@ def fit_operators(
             seed=0,
             rows_each=1,
         ),
-        tables=_tables(parts, tolerance),
+        tables=_tables(parts, operators.Least(model, device, tensor_parallel), tolerance),
     )
     return profile.model_copy(update={"composition": _composition(profile, parts)})
 
@@ -120,31 +123,43 @@ def report(profile: TabulatedProfile) -> Report:
     return Report(tables, profile.notes)
 
 
-def _tables(parts: Parts, tolerance: float) -> Tables:
-    def written(curve: Curve) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        thin = curve.thinned(tolerance)
+def _tables(parts: Parts, least: Least, tolerance: float) -> Tables:
+    """The tables that are written: none falls as work grows, and none is below its FLOPs and bytes at the peaks."""
+
+    def written(curve: Curve, floor: Callable[[float], float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        thin = curve.thinned(tolerance).at_least(floor)
         return thin.knots, tuple(rounded(value, 6) for value in thin.seconds)
 
     def summed(per: Per) -> Curve:
         """The sum of all terms, at the knots of all."""
         curves = [term.curve for term in parts.terms if term.per == per]
         knots = sorted({knot for curve in curves for knot in curve.knots})
-        return Curve(tuple(knots), tuple(sum(curve.at(knot) for curve in curves) for knot in knots))
+        return settled_curve(Curve(tuple(knots), tuple(sum(curve.at(knot) for curve in curves) for knot in knots)))
 
-    def attention(points: Points) -> tuple[tuple[tuple[float, ...], ...], ...]:
-        # Noise of the clock makes attention over a longer context now and then faster; a step never is.
-        of = surface(points)
-        return tuple(((at,), *written(curve.rising())) for at, curve in zip(of.outer, of.curves, strict=True))
+    def attention(
+        points: Points, floor: Callable[[float, float], float], both: bool
+    ) -> tuple[tuple[tuple[float, ...], ...], ...]:
+        of = surface(rising_points(points, both=both))
+        curves = zip(of.outer, of.curves, strict=True)
+        return tuple(((at,), *written(curve, lambda inner, at=at: floor(at, inner))) for at, curve in curves)  # type: ignore[misc]
+
+    def prefill(outer: float, inner: float) -> float:
+        tokens = outer if parts.prefill_by == "tokens" else inner
+        return float(least.prefill(tokens, outer * inner))
+
+    def decode(rows: float, context: float) -> float:
+        return float(least.decode(rows, context))
 
     return Tables(
-        tokens=written(summed("tokens")),
-        sampled_rows=written(summed("rows")),
-        decode_attention=attention(parts.decode),
+        tokens=written(summed("tokens"), least.tokens),
+        sampled_rows=written(summed("rows"), least.rows),
+        decode_attention=attention(parts.decode, decode, both=True),
         prefill_by=parts.prefill_by,
-        prefill_attention=attention(parts.prefill),
-        mixed_attention=attention(parts.mixed) if parts.mixed else (),
+        prefill_attention=attention(parts.prefill, prefill, both=False),
+        mixed_attention=attention(parts.mixed, decode, both=True) if parts.mixed else (),
         mixed_tile_s=rounded(parts.mixed_tile_s),
         launch_s=rounded(parts.launch_s),
+        cached_s=rounded(least.cached()),
     )
 
 

@@ -14,6 +14,7 @@ vocabulary is one more.
 - **Cold reads.** Tables are taken over and over on the same data. Where that fits the L2 (weights and caches of up to
   50 to 128 MB), times fall below what memory can deliver; an engine comes back only after all other layers, and reads
   it cold. Such points are raised to their bytes at the peak bandwidth, and counted.
+- **Lone points**, far from their neighbours along every axis, are put on the line between these, and counted.
 - **Prefill attention** is measured on fresh prompts of equal length; with a cached prefix it is priced by its pairs.
 - **Heads** off the grid: linear between neighbours with as many KV heads.
 
@@ -28,19 +29,22 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from servecast.calibration import operators
+from servecast.calibration import operators, robust
 from servecast.calibration.operators import Parts, Points, Term
 from servecast.cost.curves import curve, errors_between, left_out
+from servecast.cost.roofline import peak_flops
 from servecast.errors import InputError
 from servecast.specs.dtypes import bytes_per_value
 from servecast.specs.layers.layer import Split
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import numpy.typing as npt
 
     from servecast.calibration.operators import Origin, Per
+    from servecast.cost.model import Scalars
     from servecast.cost.profile import LeftOut
     from servecast.specs.device import DeviceSpec
     from servecast.specs.model import ModelSpec
@@ -67,11 +71,15 @@ _MOST_ROWS: Final = 1024
 
 
 class _Grid(NamedTuple):
-    """GEMM times: widths (w,) along n and k alike, m (t,), seconds (w, w, t), NaN where nothing was measured."""
+    """GEMM times: widths (w,) along n and k alike, m (t,), seconds (w, w, t), NaN where nothing was measured.
+
+    lone : points put on the line of their neighbours
+    """
 
     widths: tuple[int, ...]
     m: tuple[int, ...]
     seconds: npt.NDArray[np.float64]
+    lone: int
 
 
 def read(folder: Path, model: ModelSpec, device: DeviceSpec, tensor_parallel: int) -> Parts:
@@ -80,7 +88,8 @@ def read(folder: Path, model: ModelSpec, device: DeviceSpec, tensor_parallel: in
     Raises InputError with the file for a missing table, dtype, head shape or number of GPUs.
     """
     attention, _ = operators.require_dense(model)
-    grid = _grid(folder / GEMM, _table_dtype(model))
+    grid = _grid(folder / GEMM, _table_dtype(model), model, device)
+    floor = operators.Least(model, device, tensor_parallel)
     knots = [m for m in grid.m if m <= _MOST_TOKENS]
     terms = _terms(folder, grid, knots, model, device, tensor_parallel)
     files = [folder / GEMM, folder / PREFILL, folder / DECODE]
@@ -92,11 +101,13 @@ def read(folder: Path, model: ModelSpec, device: DeviceSpec, tensor_parallel: in
         judged += errors
     split = Split(tensor_parallel, model.name)
     heads, kv_heads = split.share("attention heads", attention.heads), attention.kv_heads_per_gpu(split)
-    warm, exact_decode = _attention(folder / DECODE, model, heads, kv_heads, "step")
-    cached_s = model.kv_bytes_per_token(tensor_parallel=tensor_parallel) / device.bandwidth_Bps
-    decode = [(rows, context, max(seconds, rows * context * cached_s)) for rows, context, seconds in warm]
-    raised = sum(cold > seconds for (*_, cold), (*_, seconds) in zip(decode, warm, strict=True))
-    prefill, exact_prefill = _attention(folder / PREFILL, model, heads, kv_heads, "isl")
+    decode, exact_decode, raised, lone_decode = _attention(
+        folder / DECODE, model, heads, kv_heads, "step", floor.decode
+    )  # fmt: skip
+    prefill, exact_prefill, _, lone_prefill = _attention(
+        folder / PREFILL, model, heads, kv_heads, "isl",
+        lambda batch, length: floor.prefill(batch * length, batch * length * (length + 1) / 2),
+    )  # fmt: skip
     fresh = [((length + 1) / 2, batch * length, seconds) for batch, length, seconds in prefill if length > 1]
     launch = min(seconds for *_, seconds in decode)
     least: dict[float, float] = {}
@@ -119,6 +130,11 @@ def read(folder: Path, model: ModelSpec, device: DeviceSpec, tensor_parallel: in
         notes=(
             *_notes(terms, tensor_parallel),
             f"{raised} of {len(decode)} points of decode attention came from the L2: raised to the peak bandwidth",
+            (
+                "lone points put on the line of their neighbours: "
+                f"{grid.lone} of {np.isfinite(grid.seconds).sum():,} GEMMs, "
+                f"{lone_decode} of {len(decode)} of decode and {lone_prefill} of {len(fresh)} of prefill attention"
+            ),
         ),
         files=files,
         rows=len(decode) + len(fresh) + len(grid.m) * (len(_matrices(model, 1)) + 1),
@@ -142,7 +158,8 @@ def _terms(
     matrices = _matrices(model, tensor_parallel)
     terms = [_gemm(grid, name, n, k, model.layers, knots, "tokens", weight_s) for name, n, k in matrices]
     vocabulary = model.padded_vocab // tensor_parallel
-    plain = grid if _table_dtype(model) == _DTYPES[model.dtype] else _grid(folder / GEMM, _DTYPES[model.dtype])
+    plain = grid if _table_dtype(model) == _DTYPES[model.dtype] else None
+    plain = plain or _grid(folder / GEMM, _DTYPES[model.dtype], model, device)
     plain_s = bytes_per_value(model.dtype) / device.bandwidth_Bps
     terms.append(_gemm(plain, "lm_head", vocabulary, model.hidden, 1, rows, "rows", plain_s))
     terms.append(operators.elementwise(model, device, knots, tensor_parallel))
@@ -162,6 +179,7 @@ def all_reduce(folder: Path, model: ModelSpec, knots: list[int], tensor_parallel
     if chosen.empty:
         counts = ", ".join(str(n) for n in sorted(table["num_gpus"].unique()))
         raise InputError(str(path), f"holds no all-reduce of {tensor_parallel} GPUs: it has {counts}")
+    chosen, _ = robust.settled(chosen, ("message_size",), "latency")
     sizes = curve(zip(chosen["message_size"].tolist(), (chosen["latency"] / 1e3).tolist(), strict=True))
     times = 2 * model.layers + 1
     points = [(tokens, times * sizes.at(tokens * model.hidden)) for tokens in knots]
@@ -183,7 +201,7 @@ def _matrices(model: ModelSpec, tensor_parallel: int) -> list[tuple[str, int, in
     ]
 
 
-def _grid(path: Path, dtype: str) -> _Grid:
+def _grid(path: Path, dtype: str, model: ModelSpec, device: DeviceSpec) -> _Grid:
     table = operators.read_table(path, ("gemm_dtype", "m", "n", "k", "latency"))
     table = table[table["gemm_dtype"] == dtype]
     if table.empty:
@@ -196,7 +214,13 @@ def _grid(path: Path, dtype: str) -> _Grid:
         known = np.isfinite(row)
         if known.any() and not known.all():  # a point that was not measured lies on the line between those that were
             row[~known] = np.interp(m[~known], m[known], row[known])
-    return _Grid(tuple(widths.tolist()), tuple(m.tolist()), seconds)
+    # First to what memory and multipliers allow: where all of it lay in the L2, no neighbour tells.
+    products = np.multiply.outer(np.multiply.outer(widths, widths), m).astype(float)
+    value = bytes_per_value(model.dtype if dtype == _DTYPES[model.dtype] else model.weight_dtype or model.dtype)
+    seconds = np.fmax(seconds, products * 2 / peak_flops(model, device)) + 0 * seconds
+    seconds = np.fmax(seconds, products / m * value / device.bandwidth_Bps) + 0 * seconds
+    whole, lone = robust.without_lone_points(seconds, [widths, widths, m])
+    return _Grid(tuple(widths.tolist()), tuple(m.tolist()), whole, lone)
 
 
 def _gemm(grid: _Grid, name: str, n: int, k: int, times: int, knots: list[int], per: Per, byte_s: float) -> Term:
@@ -242,8 +266,12 @@ def _gemm_errors(grid: _Grid) -> list[LeftOut]:
     ]
 
 
-def _attention(path: Path, model: ModelSpec, heads: int, kv_heads: int, length: str) -> tuple[Points, bool]:
-    """(batch, length, seconds) of all layers, and whether so many heads were measured."""
+def _attention(
+    path: Path, model: ModelSpec, heads: int, kv_heads: int, length: str, least: Callable[[Scalars, Scalars], Scalars]
+) -> tuple[Points, bool, int, int]:
+    """(batch, length, seconds) of all layers, whether so many heads were measured, and how many points were raised to
+    ``least`` and put on the line of their neighbours.
+    """
     columns = ("batch_size", length, "num_heads", "num_key_value_heads", "head_dim", "kv_cache_dtype", "latency")
     table = operators.read_table(path, columns)
     head_dim = operators.require_dense(model)[0].head_dim
@@ -264,7 +292,12 @@ def _attention(path: Path, model: ModelSpec, heads: int, kv_heads: int, length: 
     # What was measured twice counts with its mean.
     means = table.groupby(["batch_size", length, "num_heads"])["latency"].mean().unstack().dropna() / 1e3
     seconds = model.layers * sum(share * means[measured[i]] for i, share in near)
-    return [(float(batch), float(size), value) for (batch, size), value in seconds.items()], len(near) == 1
+    points = seconds.rename("seconds").reset_index()
+    cold = np.maximum(points["seconds"], least(points["batch_size"], points[length]))
+    raised = int((cold > points["seconds"]).sum())
+    points, lone = robust.settled(points.assign(seconds=cold), ("batch_size", length), "seconds")
+    rows = zip(points["batch_size"], points[length], points["seconds"], strict=True)
+    return [(float(batch), float(size), float(value)) for batch, size, value in rows], len(near) == 1, raised, lone
 
 
 def _beside_prompts(decode: Points, model: ModelSpec, device: DeviceSpec, tensor_parallel: int) -> Points:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from servecast.calibration import operators
+from servecast.calibration import operators, robust
 from servecast.calibration.operators import Parts, Points, Term
 from servecast.cost.curves import curve, left_out
 from servecast.errors import InputError
@@ -70,8 +70,13 @@ def read(
     attention = operators.read_table(
         folder / ATTENTION, ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
     )
-    terms, judged = _terms(folder, model, dense, sequences)
-    notes = ["every kernel but the joint attention is a point of the tables or on the line between two"]
+    terms, judged, lone = _terms(folder, model, dense, sequences)
+    attention, lone_attention = _settled(attention)
+    points = f"{lone} of {len(dense) + len(sequences)} kernels and {lone_attention} of {len(attention)} of attention"
+    notes = [
+        "every kernel but the joint attention is a point of the tables or on the line between two",
+        f"lone points put on the line of their neighbours: {points}",
+    ]
     files = [folder / DENSE, folder / ATTENTION, folder / PER_SEQUENCE]
     if tensor_parallel > 1:
         if all_reduce is None:
@@ -117,29 +122,44 @@ def read(
 
 def _terms(
     folder: Path, model: ModelSpec, dense: pd.DataFrame, sequences: pd.DataFrame
-) -> tuple[list[Term], list[LeftOut]]:
-    """Everything but attention, with the errors of leaving points out."""
+) -> tuple[list[Term], list[LeftOut], int]:
+    """Everything but attention, with the errors of leaving points out, and how many lone points were replaced."""
     qk_norm = operators.require_dense(model)[0].qk_norm
-    terms = [
+    made = [
         _term(dense, folder / DENSE, name, "tokens", times * (model.layers if name in IN_LAYER else 1))
         for name, times in (*IN_LAYER.items(), *((name, 1) for name in ONCE))
         if name in set(dense["layer"]) or name not in _OPTIONAL or qk_norm
     ]
-    terms += [_term(sequences, folder / PER_SEQUENCE, name, "rows", 1) for name in ("lm_head", "sampler")]
+    made += [_term(sequences, folder / PER_SEQUENCE, name, "rows", 1) for name in ("lm_head", "sampler")]
+    terms = [term for term, _ in made]
     judged: list[LeftOut] = []
     for name, per in (("dense", "tokens"), ("lm_head and sampler", "rows")):
         errors = [error for term in terms if term.per == per for error in left_out(term.curve)]
         judged += operators.summary(f"{name} kernels", per, errors)
-    return terms, judged
+    return terms, judged, sum(lone for _, lone in made)
 
 
-def _term(table: pd.DataFrame, path: Path, name: str, per: Per, times: int) -> Term:
+def _settled(attention: pd.DataFrame) -> tuple[pd.DataFrame, int]:
+    """The table without lone points among its decode steps and among its prompts alone; joint ones count by medians."""
+    table, lone = attention, 0
+    for kind, axes in (
+        (attention["prefill_chunk"] == 0, ("n_decode", "kv_decode")),
+        (attention["n_decode"] == 0, ("prefill_chunk", "kv_prefill")),
+    ):
+        whole, found = robust.settled(table[kind], axes, "time_us")
+        table, lone = table.assign(time_us=table["time_us"].where(~kind, whole["time_us"])), lone + found
+    return table, lone
+
+
+def _term(table: pd.DataFrame, path: Path, name: str, per: Per, times: int) -> tuple[Term, int]:
     rows = table[table["layer"] == name]
     if rows.empty:
         raise InputError(f"{path}: {name}", "is missing: a step cannot be put together without it")
-    knots = rows["tokens" if per == "tokens" else "sequences"]
+    column = "tokens" if per == "tokens" else "sequences"
+    rows, lone = robust.settled(rows, (column,), "time_us")
+    knots = rows[column]
     points = curve(zip(knots.tolist(), (rows["time_us"] * times / 1e6).tolist(), strict=True))
-    return Term(name, per, "measured", points)
+    return Term(name, per, "measured", points), lone
 
 
 def _points(table: pd.DataFrame, outer: str, inner: str, layers: int) -> Points:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
+from servecast.batch import StepShape
 from servecast.calibration.steps import table_of
 from servecast.cost.curves import Curve, curve, left_out
 from servecast.cost.profile import LeftOut, error_figures
+from servecast.cost.roofline import peak_flops
 from servecast.errors import InputError
 from servecast.specs.dtypes import bytes_per_value
 from servecast.specs.layers.layer import Split
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pandas as pd
 
+    from servecast.cost.model import Scalars
     from servecast.cost.tabulated import PrefillBy
     from servecast.specs.device import DeviceSpec
     from servecast.specs.layers.attention import Attention
@@ -59,6 +62,47 @@ class Term(NamedTuple):
     per: Per
     origin: Origin
     curve: Curve
+
+
+class Least(NamedTuple):
+    """The least time of each part of a step [s]: all its FLOPs at the device's peak, or all its bytes."""
+
+    model: ModelSpec
+    device: DeviceSpec
+    tensor_parallel: int
+
+    def tokens(self, count: float) -> float:
+        """Of everything but attention that so many tokens pass."""
+        shape = StepShape(0, count, 0, 0, 0, 0, 1)  # type: ignore[arg-type]  # knots are floats
+        moved = self.model.linear_bytes(shape, tensor_parallel=self.tensor_parallel) / self.device.bandwidth_Bps
+        return float(max(self._linear_flops_s(shape), moved))
+
+    def rows(self, count: float) -> float:
+        """Of the lm_head for so many sequences."""
+        shape = StepShape(count, 0, 0, 0, 0, 0, 1)  # type: ignore[arg-type]
+        moved = self.model.vocab_table_bytes(self.tensor_parallel) / self.device.bandwidth_Bps
+        return float(max(self._linear_flops_s(shape), moved))
+
+    def decode(self, rows: Scalars, context: Scalars) -> Scalars:
+        """Of the attention of so many rows, each over so many cached tokens."""
+        return self._attention_s(StepShape(0, 0, 0, 0, rows, rows * context, context))
+
+    def prefill(self, tokens: Scalars, pairs: Scalars) -> Scalars:
+        """Of the attention of so many new tokens over so many query-key pairs."""
+        return self._attention_s(StepShape(1, tokens, pairs, 0, 0, 0, tokens))
+
+    def cached(self) -> float:
+        """Of reading one cached token."""
+        return float(self.decode(1, 1_000_001) - self.decode(1, 1)) / 1e6
+
+    def _attention_s(self, shape: StepShape) -> Scalars:
+        flops = self.model.attention_flops(shape, tensor_parallel=self.tensor_parallel)
+        moved = self.model.attention_bytes(shape, tensor_parallel=self.tensor_parallel)
+        return np.maximum(flops / peak_flops(self.model, self.device), moved / self.device.bandwidth_Bps)
+
+    def _linear_flops_s(self, shape: StepShape) -> float:
+        flops = self.model.linear_flops(shape, tensor_parallel=self.tensor_parallel)
+        return float(flops) / peak_flops(self.model, self.device)
 
 
 class Parts(NamedTuple):

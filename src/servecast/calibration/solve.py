@@ -112,7 +112,7 @@ def unknown_coefficients(result: Solution, steps: Steps, rows: Bools) -> frozens
     """Coefficients that the data do not tell: the interval is too wide, or a term wants to be cheaper than physics."""
     known = result.half_width <= _KNOWN * result.values
     known[C] = result.half_width[C] <= _KNOWN_STEP * np.median(steps.seconds[rows])
-    return frozenset(np.flatnonzero(~known).tolist()) | (result.at_bound & {Q, K, W, R})
+    return frozenset(np.flatnonzero(~known).tolist()) | (result.at_bound - {C})
 
 
 def _next_pin(unknown: Collection[int], pinned: frozenset[int]) -> int | None:
@@ -127,19 +127,16 @@ def _next_pin(unknown: Collection[int], pinned: frozenset[int]) -> int | None:
 def _exchanged(result: Solution, sums: _Sums) -> frozenset[int] | None:
     """Other pins, where what these leave to a fitted coefficient is more than it can be; None where it is not.
 
-    A constant of 0 says that the steps are shorter than the stated reading of weights, and one above that reading, of
-    steps that wait for their FLOPs, that the stated matmuls are too fast; a row of more than two tokens' FLOPs stands
-    for the cached tokens that it reads.
+    A constant of 0 says that the steps are shorter than the stated reading of weights (or than the stated matmuls, if
+    most wait for these), and one above that reading, where most wait for the matmuls, that those are too fast. A row of
+    more than two tokens' FLOPs stands for the cached tokens that it reads, or for its tokens.
     """
     values, pinned = result.values, result.pinned
-    if C not in pinned and {W, M} & pinned:
-        if C in result.at_bound and W in pinned:
-            return pinned - {W} | {C}
-        waits = np.mean(values[M] * sums.tokens > values[W] * sums.read) > 0.5
-        if values[C] > values[W] and M in pinned and waits:
-            return pinned - {M} | {C}
-    if R not in pinned and K in pinned and values[R] > 2 * values[M]:
-        return pinned - {K} | {R}
+    computes = np.mean(values[M] * sums.tokens > values[W] * sums.read) > 0.5
+    if C not in pinned and (C in result.at_bound or (computes and M in pinned and values[C] > values[W])):
+        return pinned - {M if computes else W} | {C}
+    if R not in pinned and values[R] > 2 * values[M]:
+        return pinned - {K if K in pinned else M} | {R}
     return None
 
 
@@ -159,7 +156,7 @@ def _indistinct(sums: _Sums, pinned: frozenset[int], setting: Setting) -> frozen
     free = [i for i in range(7) if i not in pinned]
     reference = _reference(setting)
     reference[R] *= 3  # what a row takes on recorded engines
-    apart = sums.apart(reference[free] @ tie.T + offset, tie * reference[free])
+    apart = sums.apart(reference[free] @ tie.T + offset, (np.eye(7) * reference)[:, free])
     return frozenset(i for i, share in zip(free, apart, strict=True) if share < _APART)
 
 
@@ -254,7 +251,7 @@ def _fit_free(sums: _Sums, pinned: frozenset[int], setting: Setting, before: Sol
     for index, bounded in zip(free, at_bound, strict=True):
         how[index] = "fitted: at its bound, the device's peak or 0" if bounded else "fitted"
     if C in pinned:
-        how[C] = "pinned at 0: the shortest steps are no longer than the reading of weights"
+        how[C] = "pinned at 0: the other terms are all that the steps take"
     elif W in pinned:
         how[C] += ", given the pinned reading of weights"
     bounded_ones = frozenset(np.array(free, dtype=int)[at_bound].tolist())

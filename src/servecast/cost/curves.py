@@ -20,7 +20,7 @@ import numpy as np
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import numpy.typing as npt
 
@@ -55,9 +55,15 @@ class Curve:
         low, high = self.seconds[i - 1], self.seconds[i]
         return low + (high - low) * (x - knots[i - 1]) / (knots[i] - knots[i - 1])
 
-    def rising(self) -> Curve:
-        """The same, never falling: each value at least the one before it. Where a table falls, that is its noise."""
-        return Curve(self.knots, tuple(np.maximum.accumulate(self.seconds).tolist()))
+    def at_least(self, least: Callable[[float], float]) -> Curve:
+        """The same, nowhere below ``least``, of which lines lie above: at no knot, and not by its last slope."""
+        seconds = [max(value, least(knot)) for knot, value in zip(self.knots, self.seconds, strict=True)]
+        last, beyond = self.knots[-1], 2 * self.knots[-1] + 1
+        each = (least(beyond) - least(last)) / (beyond - last)
+        slope = (seconds[-1] - seconds[-2]) / (last - self.knots[-2]) if len(seconds) > 1 else 0.0
+        if slope >= each:
+            return Curve(self.knots, tuple(seconds))
+        return Curve((*self.knots, beyond), (*seconds, seconds[-1] + each * (beyond - last)))
 
     def thinned(self, tolerance: float) -> Curve:
         """Fewer knots: those dropped lie within ``tolerance`` (relative) of the line between those kept."""

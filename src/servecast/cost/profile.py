@@ -230,6 +230,7 @@ class Tables(_Section):
     mixed_attention: tuple[_Points, ...] = ()
     mixed_tile_s: NonNegative = 0.0
     launch_s: NonNegative = 0.0
+    cached_s: NonNegative = 0.0
 
 
 class TabulatedProfile(ProfileFile):
@@ -261,6 +262,7 @@ class TabulatedProfile(ProfileFile):
             mixed=_surface(tables.mixed_attention, "mixed_attention") if tables.mixed_attention else decode,
             mixed_tile_s=tables.mixed_tile_s,
             launch_s=tables.launch_s,
+            cached_s=tables.cached_s,
             step_s=self.host["step_s"].value,
             row_s=self.host["row_s"].value,
             domain=Domain({kind: dict(box) for kind, box in self.domain.items()}),

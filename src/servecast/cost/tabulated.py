@@ -12,7 +12,7 @@ f is everything that each token passes (matrix products, norms, activation, all-
 
 where m is d, unless both were measured in one launch: decode rows in a launch with a prompt are then slower (kernels
 that tile queries give each a whole tile), by m and by x, the empty tiles of the longest query. launch_s is what the two
-launches share once they are one.
+launches share once they are one. p is no less than reading the cached and the new tokens, at ``cached_s`` each.
 
 Prompts of unlike length are priced as equal ones with as many tokens, pairs and cached tokens; rows of unlike context
 as equal ones with as many cached tokens. The model is piecewise linear in the decode context: an affine piece of
@@ -54,6 +54,7 @@ class TabulatedCost(Measured):
     tokens, sampled : f and g above      decode, mixed : outer rows, inner context of a mean row
     prefill : by ``prefill_by`` and the other of tokens and pairs per token
     mixed_tile_s : x above      launch_s : the launch that mixed attention saves
+    cached_s : least time to read a cached token
     """
 
     tokens: Curve
@@ -64,6 +65,7 @@ class TabulatedCost(Measured):
     mixed: Surface
     mixed_tile_s: float = 0.0
     launch_s: float = 0.0
+    cached_s: float = 0.0
     step_s: float = 0.0
     row_s: float = 0.0
     domain: Domain = field(default_factory=Domain)
@@ -73,7 +75,7 @@ class TabulatedCost(Measured):
     _mixing: dict[int, _Pieces] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("mixed_tile_s", "launch_s", "step_s", "row_s"):
+        for name in ("mixed_tile_s", "launch_s", "cached_s", "step_s", "row_s"):
             value = getattr(self, name)
             if not 0 <= value < np.inf:
                 raise InputError(f"{self.name}.{name}", f"{value} must be a finite number of at least 0: fit again")
@@ -109,10 +111,8 @@ class TabulatedCost(Measured):
         base = self._linear.get((every, prefill_rows + rows))
         if base is None:
             base = self._linear_s(every, prefill_rows + rows)
-        if self.prefill_by == "tokens":
-            base += self.prefill.at(tokens, pairs / tokens)
-        else:
-            base += self.prefill.at(pairs / tokens, tokens)
+        place = (tokens, pairs / tokens) if self.prefill_by == "tokens" else (pairs / tokens, tokens)
+        base += max(self.prefill.at(*place), self.cached_s * (prefill_context + tokens))
         if not rows:
             return base
         pieces = self._mixing.get(rows)
