@@ -28,7 +28,7 @@ _CHANGES_SHAPE = re.compile(
     | (num|n)_(local_|routed_|shared_)?experts? | num_experts_per_tok(en)? | experts_per_token | top_k_experts
     | moe_(num_experts|num_shared_experts|num_shared_expert|k|topk|top_k|latent_size) | num_shared_expert
     | .*expert.*(intermediate|hidden|ffn).*size | moe_.*intermediate_size | expert_dim | .*intermediate_size.*
-    | use_mixed_mlp_moe | ffn_dim | n_inner | .*ffn_dim_multiplier | use_double_wide_mlp | mlp_type
+    | use_mixed_mlp_moe | use_cla | ffn_dim | n_inner | .*ffn_dim_multiplier | use_double_wide_mlp | mlp_type
     | global_head_dim | num_global_key_value_heads | num_kv_shared_layers | attention_k_eq_v | .*hidden_size_per_layer.*
     | v_head_dim | (q|kv|o)_lora_rank | qk_(nope|rope)_head_dim | multi_query | multi_query_attention
     | num_kv_heads | num_key_value_heads_per_layer | num_attention_heads_per_layer | multi_query_group_num
@@ -106,7 +106,9 @@ class Keys:
         return self.checked(key, value, default)
 
     def checked(self, key: str, value: object, default: int | None = None) -> int:
-        """A value as a whole number, positive unless it is the default."""
+        """A value as a whole number, positive unless it is the default; or a list of one and the same."""
+        if isinstance(value, list) and value and all(each == value[0] for each in value):
+            value = value[0]
         if isinstance(value, float) and math.isfinite(value) and value == int(value):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (value == 0 and default != 0):

@@ -42,7 +42,7 @@ class Family:
     tied : lm_head and embedding are one table where the config says nothing
     norms, ends : vectors of the hidden width in a layer, and after the last one; a norm with a bias has two
     gated, mlp_bias, qkv_bias, output_bias : of the projections; a key's name where the config decides
-    qk_norm : "" none, "head" one weight for all heads, "whole" one for each column; or the key that decides for heads
+    qk_norm : "" none, "head" one weight for all heads, "whole" one for each column; qk_norm_key : the key that decides
     sinks : the attention has them; every : every n-th layer attends fully, the others see the window, where the config
         does not say which
     router_bias : a bias of the router, or a correction of its scores that is stored with it
@@ -60,6 +60,7 @@ class Family:
     qkv_bias: Said = "attention_bias"
     output_bias: Said = "attention_bias"
     qk_norm: str = ""
+    qk_norm_key: str = ""
     sinks: bool = False
     every: int | None = None
     router_bias: Said = False
@@ -90,7 +91,7 @@ def attention(keys: Keys, family: Family, prefix: str = "") -> Attention | Laten
     if not head_dim and hidden % heads:
         problem = f"is missing and hidden_size {hidden} is not a multiple of {heads} heads; state it"
         raise keys.refused(prefix + "head_dim", problem)
-    normed = family.qk_norm if family.qk_norm in {"", "head", "whole"} else "head" * keys.flag(family.qk_norm)
+    normed = family.qk_norm if not family.qk_norm_key or keys.flag(family.qk_norm_key) else ""
     return Attention(
         heads=heads,
         kv_heads=kv_heads,
@@ -202,6 +203,8 @@ def windows(keys: Keys, family: Family, layers: int) -> list[int | None]:
     longest = keys.whole("max_position_embeddings", 0)
     if keys.get("use_sliding_window") is False or (window and longest and window >= longest):
         window = None
+    if any(kind != 1 for kind in keys.each_layer("attn_type_list", layers) or ()):
+        raise keys.refused("attn_type_list", "has other kinds than 1 (attention), which this model_type does not")
     kinds = keys.each_layer("layer_types", layers)
     if kinds is not None:
         if unknown := sorted({str(kind) for kind in kinds} - _FULL - _SLIDING):

@@ -28,6 +28,7 @@ _DEEPSEEK = Family(router_bias=False)
 _DEEPSEEK3 = Family(router_bias=True)
 _QK_MOE = Family(qk_norm="head")
 _OLMO2 = Family(qk_norm="whole")
+_HUNYUAN = Family(qk_norm="head", qk_norm_key="use_qk_norm", defaults=expected("use_qk_norm"))
 _BIASED_NORMS = Family(norms=4, ends=2)
 _GRANITE_HYBRID = Family(hybrids.granite_hybrid)
 _DELTA = Family(
@@ -51,11 +52,11 @@ FAMILIES: Final[dict[str, Family]] = {
     "seed_oss": Family(output_bias="attention_out_bias", defaults=expected("attention_bias")),
     "glm": Family(output_bias=False, defaults=expected("attention_bias")),
     "glm4": Family(norms=4, output_bias=False, defaults=expected("attention_bias")),
-    "hunyuan_v1_dense": Family(qk_norm="head"),
+    "hunyuan_v1_dense": _HUNYUAN,
     "exaone4": Family(qk_norm="head", qkv_bias=False, output_bias=False),
     **dict.fromkeys(("olmo2", "olmo3"), _OLMO2),
     "olmo": Family(norms=0, ends=0),
-    "cohere": Family(tied=True, norms=1, qk_norm="use_qk_norm"),
+    "cohere": Family(tied=True, norms=1, qk_norm="whole", qk_norm_key="use_qk_norm"),
     "cohere2": Family(tied=True, norms=1, every=4),
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
@@ -63,7 +64,9 @@ FAMILIES: Final[dict[str, Family]] = {
     **dict.fromkeys(("gemma3", "gemma3_text"), _GEMMA3),
     # two matrices, norms with biases
     "arcee": Family(gated=False),
-    "apertus": Family(gated=False, qk_norm="head", extra=Weights(plain=4)),
+    "apertus": Family(
+        gated=False, qk_norm="head", qk_norm_key="qk_norm", defaults=expected("qk_norm"), extra=Weights(plain=4)
+    ),
     "nanochat": Family(gated=False, norms=0, ends=0),
     "nemotron": replace(_BIASED_NORMS, gated=False),
     "jais2": replace(_BIASED_NORMS, gated=False, defaults=expected("attention_bias", "mlp_bias")),
@@ -71,7 +74,9 @@ FAMILIES: Final[dict[str, Family]] = {
         _BIASED_NORMS, gated=False, tied=True, qkv_bias="use_bias", output_bias="use_bias", mlp_bias="use_bias",
         defaults=expected("use_bias"),
     ),
-    "stablelm": replace(_BIASED_NORMS, qkv_bias="use_qkv_bias", output_bias=False, qk_norm="qk_layernorm"),
+    "stablelm": replace(
+        _BIASED_NORMS, qkv_bias="use_qkv_bias", output_bias=False, qk_norm="whole", qk_norm_key="qk_layernorm"
+    ),
     "phi": Family(norms=2, ends=2, gated=False, qkv_bias=True, output_bias=True, mlp_bias=True, head_bias=True),
     "gpt_neox": replace(
         _BIASED_NORMS, gated=False, mlp_bias=True, defaults=expected("attention_bias"), inert=("use_parallel_residual",)
@@ -88,20 +93,27 @@ FAMILIES: Final[dict[str, Family]] = {
     "granitemoehybrid": _GRANITE_HYBRID,
     "olmoe": _OLMO2,
     "flex_olmo": _OLMO2,
-    "minimax_m2": Family(qk_norm="whole", router_bias=True, qkv_bias=False, output_bias=False),
-    "ernie4_5_moe": Family(
-        tied=True, qkv_bias="use_bias", output_bias="use_bias", mlp_bias="use_bias", router_bias=True,
-        defaults={"moe_layer_interval": 1},
+    "minimax_m2": Family(
+        qk_norm="whole", qk_norm_key="use_qk_norm", router_bias=True, qkv_bias=False, output_bias=False,
+        defaults=expected("use_qk_norm"),
     ),
-    "glm4_moe": Family(qk_norm="use_qk_norm", output_bias=False, router_bias=True),
+    "ernie4_5_moe": Family(
+        tied=True, qkv_bias="use_bias", output_bias="use_bias", mlp_bias="use_bias", head_bias="use_bias",
+        router_bias=True,
+    ),
+    "glm4_moe": Family(qk_norm="head", qk_norm_key="use_qk_norm", output_bias=False, router_bias=True),
     "glm4v_moe_text": Family(output_bias=False, router_bias=True),
     "dots1": Family(qk_norm="head", router_bias=True),
-    "hunyuan_v1_moe": Family(qk_norm="head"),
+    "hunyuan_v1_moe": replace(
+        _HUNYUAN, defaults=expected("use_qk_norm", num_shared_expert=1), inert=("use_mixed_mlp_moe",)
+    ),
     "hy_v3": Family(qk_norm="head", router_bias=True),
     "exaone_moe": Family(qk_norm="head", router_bias=True, qkv_bias=False, output_bias=False),
     "afmoe": Family(norms=4, qk_norm="head", attention_gate=True, router_bias=True, every=4),
     "solar_open": Family(router_bias=True),
-    "sarvam_moe": Family(qk_norm="use_qk_norm", router_bias=True),
+    "sarvam_moe": Family(
+        qk_norm="head", qk_norm_key="use_qk_norm", router_bias=True, defaults=expected("use_qk_norm")
+    ),
     "mellum": _QK_MOE,
     **dict.fromkeys(("llama4", "llama4_text"), _LLAMA4),
     "mimo_v2_flash": Family(hybrids.mimo, router_bias=True),

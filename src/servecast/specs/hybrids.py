@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from servecast.specs.decoder import attention, experts, feed_forward, latent, sparse_layers, windows
+from servecast.specs.decoder import attention, experts, feed_forward, latent, said, sparse_layers, windows
 from servecast.specs.dtypes import dtype_name
 from servecast.specs.layers.attention import Attention
 from servecast.specs.layers.feed_forward import Dense, Experts
@@ -221,7 +221,7 @@ def jamba(keys: Keys, family: Family) -> Iterable[Layer]:
         state=keys.whole("mamba_d_state", 16),
         step_rank=math.ceil(hidden / 16) if rank in (None, "auto") else keys.whole("mamba_dt_rank"),
         kernel=keys.whole("mamba_d_conv", 4),
-        norms=True,
+        norms=keys.get("mamba_inner_layernorms") is not False,
         bias=keys.flag("mamba_proj_bias"),
         conv_bias=keys.get("mamba_conv_bias") is not False,
         state_dtype=_state_dtype(keys),
@@ -274,7 +274,10 @@ def nemotron_h(keys: Keys, family: Family) -> Iterable[Layer]:
 def _nemotron_experts(keys: Keys, family: Family) -> Experts | None:
     mixture = experts(keys, family)
     inner = keys.whole("moe_latent_size", 0) or None
-    return replace(mixture, latent=inner) if mixture else None
+    if mixture is None or inner is None:
+        return mixture
+    biases = (inner + keys.whole("hidden_size")) * said(keys, family.mlp_bias)
+    return replace(mixture, latent=inner, router_extra=biases)
 
 
 _ZAMBA = ("n_mamba_heads", "mamba_headdim", "mamba_d_state", "mamba_ngroups", "mamba_d_conv")
@@ -352,7 +355,7 @@ def mimo(keys: Keys, family: Family) -> Iterable[Layer]:
     full = attention(keys, family)
     assert isinstance(full, Attention), "MiMo compresses no keys"
     full = replace(full, value_dim=keys.whole("v_head_dim", full.head_dim))
-    window = keys.first_whole(("sliding_window", "sliding_window_size"))
+    window = keys.first_whole(("sliding_window", "sliding_window_size", "attention_chunk_size"))
     sliding = replace(
         full,
         heads=keys.whole("swa_num_attention_heads", full.heads),
@@ -362,7 +365,7 @@ def mimo(keys: Keys, family: Family) -> Iterable[Layer]:
         window=window,
         sinks=keys.get("add_swa_attention_sink_bias") is not False,
     )
-    keys.whole("swa_rope_theta", 1)
+    keys.get("swa_rope_theta")
     full = replace(full, sinks=keys.flag("add_full_attention_sink_bias"))
     for here, following in zip(slides, _feed_forwards(keys, family, layers), strict=True):
         yield Layer((sliding if here else full,), following)
@@ -399,7 +402,7 @@ def gemma4(keys: Keys, family: Family) -> Iterable[Layer]:
                 kv_heads=keys.checked(place, one.get("num_key_value_heads", narrow.kv_heads)),
             )
         dense = Dense(width * (2 if doubled and reuses else 1))
-        own = Weights(named(extra=2 * hidden * gate), hidden * bool(gate))
+        own = Weights(named(extra=2 * hidden * gate), hidden * bool(gate) + family.extra.plain)
         following: Dense | Experts = dense
         if mixture:
             # Beside the experts every token passes the dense feed-forward; the router scales inputs and experts.
