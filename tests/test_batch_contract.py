@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving import StepTime, serve
+from serving import StepTime, columns, replayed, serve
 
 from servecast import metrics
 from servecast.batch import Batch, Wait
+from servecast.executor import Affine
+from servecast.kvcache import BlockPool
 from servecast.policies import PrefillFirst
 from servecast.report.exports.tokens import token_gaps_by_request
+from servecast.workload.clients import OpenLoop
 
 COST = StepTime(fixed=0.01, per_token=1e-4)
 LOAD = [(0.0, 20, 12), (0.05, 40, 5), (0.07, 10, 30), (0.4, 60, 3), (0.41, 5, 9)]
@@ -69,6 +73,14 @@ class Spoilt(PrefillFirst):
             decision.iterations += 1
         elif self.what == "prompts twice" and decision.prefill:
             decision.iterations = 3
+        elif self.what == "a decode row as a prompt" and not decision.prefill:
+            return state.step([(next(iter(state.running)), 1)], decode=0)
+        elif self.what == "a decode row as a prompt too" and not decision.prefill:
+            return state.step([(next(iter(state.running)), 1)])
+        elif self.what == "a cut prompt forgotten":
+            state.prefilling.clear()
+        elif self.what == "nobody admitted" and decision.prefill:
+            state.running.clear()
         return decision
 
 
@@ -79,8 +91,29 @@ class Spoilt(PrefillFirst):
         ("a token back", "one token in an iteration"),
         ("beyond the end", "beyond the end of a row"),
         ("prompts twice", "computed in one iteration"),
+        ("a decode row as a prompt", r"Sequence\(0, .* decodes, and the batch has it among its prompts"),
+        ("a decode row as a prompt too", r"Sequence\(0, .* decodes, and the batch has it among its prompts"),
+        ("a cut prompt forgotten", "1 rows run and 0 of them .*`prefilling`"),
+        ("nobody admitted", "0 rows run and 1 of them"),
     ],
 )
 def test_a_batch_that_cannot_be_is_named(what, said):
     with pytest.raises(AssertionError, match=said):
-        serve([(0.0, 20, 12)], Spoilt(4, 30, what), cost=COST)
+        serve([(0.0, 40, 12)], Spoilt(4, 30, what), cost=COST)
+
+
+class FreePrompts:
+    """Prompts take no time, as may happen where steps are played back: rows join and stand still in one instant."""
+
+    def run(self, batch, until=math.inf):
+        return Affine(0.0, 0.0, 1) if batch.prefill else Affine(0.01, 0.0, 1)
+
+
+def test_rows_that_join_and_stand_still_in_one_instant_all_have_their_gap():
+    """Three prompts of 40 tokens, 30 a step: their first tokens come at 0 s, and the next ones together at 0.01 s."""
+    client = OpenLoop(columns([(0.0, 40, 3)] * 3))
+    run = replayed(client, PrefillFirst(4, 30), FreePrompts(), BlockPool(100, 16), max_model_len=1600)
+    assert run.requests["finish_s"].tolist() == [0.02] * 3
+    pooled = metrics.token_gaps(run)
+    assert pooled.counts.sum() == 6
+    assert pooled.mean() == pytest.approx(0.01)

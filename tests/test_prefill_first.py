@@ -121,7 +121,7 @@ requests = st.lists(
 @given(requests, st.integers(1, 8), st.sampled_from([5, 30, 8192]), st.integers(7, 40), st.sampled_from([4, 16]))
 def test_every_metric_is_that_of_the_naive_simulation(requests, seqs, budget, blocks, size):
     expected = naive(requests, seqs, budget, blocks, size)
-    run = serve(requests, PrefillFirst(seqs, budget), cap=blocks, bs=size, cost=COST)
+    run = serve(requests, PrefillFirst(seqs, budget), cap=blocks, bs=size, cost=COST, on_too_long="cut")
     served = [row for row in expected.rows if row.output > 0]
     done = run.requests["status"] == Status.COMPLETED
     assert done.sum() == len(served) and (run.requests["status"][~done] == Status.REJECTED).all()
@@ -154,7 +154,7 @@ def test_every_metric_is_that_of_the_naive_simulation(requests, seqs, budget, bl
 @given(requests, st.integers(1, 6), st.integers(8, 20), st.floats(0.013, 0.6))
 def test_a_window_has_the_gaps_of_its_tokens(requests, seqs, blocks, edge):
     expected = naive(requests, seqs, 30, blocks, 16)
-    run = serve(requests, PrefillFirst(seqs, 30), cap=blocks, cost=COST)
+    run = serve(requests, PrefillFirst(seqs, 30), cap=blocks, cost=COST, on_too_long="cut")
     later = np.concatenate([row.times[1:] for row in expected.rows] + [[]])
     if np.abs(later - edge).min(initial=1.0) < 1e-6:
         return

@@ -197,7 +197,8 @@ class State:
         """Decode rows get no token now: in a step without them, or while nothing runs."""
         rows = self.decoding.count
         if rows > self.stood:
-            self.standing[self._ended_s] = rows - self.stood
+            since = self._ended_s
+            self.standing[since] = self.standing.get(since, 0) + rows - self.stood
             self.stood = rows
 
     def resume(self, now: float) -> None:
@@ -232,6 +233,11 @@ class State:
         if batch.prefill:
             assert iterations == 1, "prompts are computed in one iteration"
             self._prefill(batch.prefill, now, finished)
+            at_work = len(self.prefilling) + decoding.count + len(self.ended) + len(finished)
+            assert len(self.running) == at_work, (
+                f"{len(self.running)} rows run and {at_work} of them are known to decode, to have ended, or to be in "
+                "`prefilling`, where a prompt belongs that is admitted and not computed whole"
+            )
         self._ended_s = now
         return self._finish(finished, now) if finished or self.ended else finished
 
@@ -244,6 +250,7 @@ class State:
         prefilling = self.prefilling
         join = self.decoding.join
         for sequence, new in prefill:
+            assert sequence not in self.decoding, f"{sequence} decodes, and the batch has it among its prompts"
             computed = sequence.computed
             if sequence.resident > computed:
                 sequence.recomputed += min(computed + new, sequence.resident) - computed
