@@ -481,7 +481,6 @@ def test_modulated_arrivals_have_the_dispersion_they_are_made_for():
         (lambda: Diurnal(1.0, peak_s=math.inf), "peak_s is inf"),
         (lambda: RampUp(0.0, 1.0), "start_rps is 0.0"),
         (lambda: RampUp(1.0, 1.0, "steep"), "strategy is steep"),
-        (lambda: Modulated(math.inf), "rate_rps is inf"),
         (lambda: Modulated(1.0, -1.0), "variance_1s is -1.0"),
         (lambda: RandomLengths(range_ratio=1.0), "range_ratio is 1.0"),
         (lambda: RandomLengths(0), "input_tokens is 0"),

@@ -97,8 +97,9 @@ class PrefixState(State):
     def give_blocks(self, sequence: Sequence) -> None:
         size = self.pool.block_size
         chain = self._chains.pop(sequence)
+        ids = sequence.request.prefix_ids  # those of a turn go on into its answer, which the next one says again
         for place in range(len(chain), sequence.computed // size):
-            self._enter(chain, (sequence, place), 1)
+            self._enter(chain, ids[place] if place < len(ids) else (sequence, place), 1)
         idle = self.pool.blocks(sequence.computed) - len(chain)
         for block in reversed(chain):
             block.users -= 1

@@ -113,7 +113,8 @@ class RequestColumns:
         """The same requests with prefix ids of an engine's blocks; see `prefixes.engine_blocks`, errors too."""
         if self.prefix_ids is None or self.prefix_block_size is None:
             return self
-        blocks = engine_blocks(self.prefix_ids, self.prompt_tokens, self.prefix_block_size, block_size)
+        known = self.prompt_tokens + (0 if self.prefix_ids.tokens is None else self.output_tokens)
+        blocks = engine_blocks(self.prefix_ids, known, self.prefix_block_size, block_size)
         return replace(self, prefix_ids=blocks, prefix_block_size=block_size)
 
     @property

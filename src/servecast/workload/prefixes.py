@@ -39,8 +39,8 @@ class PrefixIds(Sequence[tuple[int, ...]]):
 
     flat : all ids one after another; int64, or Python's own numbers where an id needs more
     ends : (n,) int64, where each tuple ends in ``flat``
-    tokens : how many tokens each id in ``flat`` stands for; None where all stand for one block, the last of a prompt
-        maybe for less
+    tokens : how many tokens each id in ``flat`` stands for, and these may go on into the answer; None where all stand
+        for one block, the last of a prompt maybe for less
     """
 
     __slots__ = ("ends", "flat", "tokens")
@@ -232,9 +232,11 @@ def prefix_reuse(ids: PrefixIds, prompt_tokens: NDArray[np.int64], block_size: i
     found = first_places(whole.flat) != np.arange(len(whole.flat))
     starts, ends = whole.spans(prompt_tokens, block_size)
     tokens = ends - starts
+    blocks = int((tokens > 0).sum())  # the rest stand in answers
+    hits = int((found & (tokens > 0)).sum())
     return PrefixReuse(
-        len(whole.flat),
-        int((~found).sum()),
-        float(found.mean()),
+        blocks,
+        blocks - hits,
+        hits / blocks,
         float(tokens[found].sum() / prompt_tokens.sum()),
     )

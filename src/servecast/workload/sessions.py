@@ -143,17 +143,19 @@ class Conversations:
             prompts + self.system_tokens,
             outputs,
             session=[f"c{number}" for number in of.tolist()],
-            prefix_ids=self._prefixes(prompts, of),
+            prefix_ids=self._prefixes(prompts + outputs, of),
             delay_s=np.where(turn == 0, np.nan, self.think_s),
         )
         return replace(columns, prefix_block_size=self.block_size)
 
-    def _prefixes(self, prompts: NDArray[np.int64], of: NDArray[np.int64]) -> PrefixIds:
-        """Ids of the full blocks: those of the system prompt are shared by all, others by one conversation's turns."""
+    def _prefixes(self, said: NDArray[np.int64], of: NDArray[np.int64]) -> PrefixIds:
+        """Ids of the full blocks of prompt and answer, which the next turn says again: those of the system prompt are
+        shared by all, others by one conversation's turns."""
         shared = self.system_tokens // self.block_size
-        counts = (prompts + self.system_tokens) // self.block_size
+        counts = (said + self.system_tokens) // self.block_size
         require_few(int(counts.sum()), "fewer conversations or turns, or shorter texts")
         place = ramps(counts)
         longest = int(counts.max()) if len(counts) else 0
         own = shared + np.repeat(of, counts) * longest + place
-        return PrefixIds(np.where(place < shared, place, own), np.cumsum(counts))
+        sizes = np.full(len(place), self.block_size)
+        return PrefixIds(np.where(place < shared, place, own), np.cumsum(counts), sizes)

@@ -64,7 +64,8 @@ def _fitting(columns: RequestColumns, form: str) -> tuple[RequestColumns, list[s
     if form == "mooncake" and columns.session is not None:
         return _only_new(columns, lost), lost
     if columns.prefix_ids is not None and columns.prefix_ids.tokens is not None:
-        columns = columns.in_blocks(TIMED_TRACE_BLOCK_SIZE)
+        ids = engine_blocks(columns.prefix_ids, columns.prompt_tokens, 1, TIMED_TRACE_BLOCK_SIZE)
+        columns = replace(columns, prefix_ids=ids, prefix_block_size=TIMED_TRACE_BLOCK_SIZE)
     size, block = columns.prefix_block_size, _BLOCKS.get(form)
     if columns.prefix_ids is not None and block not in (None, size):
         if form == "mooncake":

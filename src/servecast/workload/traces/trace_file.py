@@ -337,8 +337,8 @@ class TraceFile:
         picked = rows.take(at)
         ids = picked.prefix_ids
         if ids is not None:
-            if self.over_max == "clip" and ids.tokens is None:
-                ids = ids.take(np.arange(wanted), -(-picked.prompt_tokens // block_size))
+            if self.over_max == "clip":
+                ids = ids.take(np.arange(wanted), _shown(ids, picked.prompt_tokens, block_size))
             ids = _apart(ids, copy)
         sessions = picked.session
         if sessions is not None and copy.any():
@@ -377,6 +377,15 @@ class TraceFile:
         if np.isnan(delays).all():
             return None
         return delays / self.rate_scale
+
+
+def _shown(ids: PrefixIds, prompt_tokens: NDArray[np.int64], block_size: int) -> NDArray[np.int64]:
+    """(n,) how many ids of each prompt still stand in it, where some were clipped."""
+    if ids.tokens is None:
+        return -(-prompt_tokens // block_size)
+    whole = np.concatenate([[0], np.cumsum(ids.tokens)])
+    before = whole[ids.ends - ids.counts]
+    return np.asarray(np.searchsorted(whole, before + prompt_tokens, "right") - 1 - (ids.ends - ids.counts), np.int64)
 
 
 FAILED = "failed in the source"

@@ -113,8 +113,10 @@ def _whole_ids(rows: Block, following: list[list[int]], block_size: int) -> Pref
                 mine[0].append(next(own))
                 mine[1].append(rest)
             texts[row] = mine
-            answer = int(rows.output_tokens[row])
-            before = ([*mine[0], next(own)], [*mine[1], answer]) if answer else mine
+            if answer := int(rows.output_tokens[row]):
+                mine[0].append(next(own))
+                mine[1].append(answer)
+            before = mine
     return PrefixIds(
         PrefixIds.of([ids for ids, _ in texts]).flat,
         np.cumsum([len(ids) for ids, _ in texts], dtype=np.int64),
