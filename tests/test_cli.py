@@ -385,6 +385,18 @@ def test_explain_a_scenario_line_by_line(tiny, capsys):
     assert "153.0 FLOP/byte" in shown
 
 
+def test_explain_shows_layers_by_kind_and_what_a_token_and_a_sequence_take(capsys):
+    hybrid = ("--model", "qwen3-next-80b-a3b", "--device", "h200", "--set", "engine.tensor_parallel_size=2")
+    assert command("explain", *hybrid) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "36 linear attention" in shown
+    assert "12 full attention" in shown
+    assert "48 10 of 512 experts of 512 and a shared one of 512" in shown
+    assert "3,874,929,408 for one token" in shown
+    assert "KV bytes a token 12,288 in bf16, on each GPU" in shown
+    assert "state bytes a sequence 19,759,104 on each GPU" in shown
+
+
 def test_explain_says_what_vllm_says(capsys):
     assert command("explain", "--model", "llama-3.1-8b", "--device", "a10g", "--length", 100_000) == 0
     assert "To serve at least one request" in capsys.readouterr().out

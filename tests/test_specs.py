@@ -60,6 +60,12 @@ CHECKPOINT_PARAMETERS = {
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
     "deepseek-v3": 671_026_419_200,
+    "deepseek-v3.2": 671_877_944_064,
+    "kimi-k2": 1_026_408_232_448,
+    "llama-4-scout": 107_769_861_120,
+    "qwen3-next-80b-a3b": 79_674_391_296,
+    "nemotron-3-nano-30b-a3b": 31_577_940_288,
+    "falcon-h1-7b": 7_585_513_568,
 }
 
 

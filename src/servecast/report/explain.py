@@ -46,6 +46,7 @@ def explain(scenario: Scenario, lengths: Sequence[int] = ()) -> Iterator[Table]:
     Raises InputError with vLLM's own start-up errors where the engine would not start, after the budget that shows why.
     """
     served = serving(scenario)
+    yield _model(served)
     steps: dict[tuple[int, int], list[str]] = {}
     for label, entry in zip(scenario.labels(), scenario.policies, strict=True):
         steps.setdefault(entry.build().set_aside, []).append(label)
@@ -62,6 +63,24 @@ def explain(scenario: Scenario, lengths: Sequence[int] = ()) -> Iterator[Table]:
         yield Table(title, heads, (*rows, *_cache(scenario, served, budget)))
         yield _concurrency(budget, lengths, label)
     yield _ridge(served, budget)
+
+
+def _model(served: Serving) -> Table:
+    """What the model is made of, and what a token and a sequence of it take on each GPU."""
+    model, split = served.model, served.tensor_parallel
+    kv_dtype = served.kv_dtype or model.cache_dtype
+    token, state = model.kv_bytes_per_token(kv_dtype, split), model.state_bytes(split)
+    lasting = model.full_kv_bytes_per_token(kv_dtype, split)
+    windows = "" if lasting == token else f"; {lasting:,.0f} of them beyond the windows"
+    parameters, active = model.parameters(), model.active_parameters()
+    rows = (
+        ("parameters", f"{parameters:,}", "all are used" if active == parameters else f"{active:,} for one token"),
+        *(("layers", f"{layers:,}", kind) for kind, layers in model.kinds.items()),
+        *(("feed-forwards", f"{layers:,}", kind) for kind, layers in model.feed_forwards.items()),
+        ("KV bytes a token", f"{token:,.0f}", f"in {kv_dtype}, on each GPU{windows}"),
+        ("state bytes a sequence", f"{state:,.0f}", "on each GPU, however long it is" if state else "none"),
+    )
+    return Table(f"model: {model.name}", ("", "", ""), rows)
 
 
 def _spent(scenario: Scenario, served: Serving, step: tuple[int, int]) -> tuple[list[Row], float]:

@@ -18,6 +18,7 @@ _FORMS = {
     "active [B]": ".2f",
     "weights [GiB]": ",.2f",
     "KV bytes per token": ",.0f",
+    "state bytes": ",.0f",
     "longest [tokens]": ",",
     "memory [GiB]": ",.2f",
     "bandwidth [TB/s]": ".3g",
@@ -57,7 +58,9 @@ def _models() -> Iterator[dict[str, Any]]:
             "active [B]": spec.active_parameters() / 1e9,
             "weights [GiB]": spec.weight_bytes() / _GIB,
             "KV bytes per token": spec.kv_bytes_per_token(),
+            "state bytes": spec.state_bytes() or None,
             "longest [tokens]": spec.max_position or None,
+            "layers": ", ".join(f"{layers} {kind}" for kind, layers in spec.kinds.items()),
         }
 
 

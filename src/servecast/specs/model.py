@@ -124,6 +124,15 @@ class ModelSpec:
         return counted
 
     @property
+    def feed_forwards(self) -> Mapping[str, int]:
+        """How many layers have which feed-forward: {"dense of 18,432": 3, "8 of 256 experts of 2,048": 58}."""
+        counted: Counter[str] = Counter()
+        for group in self.groups:
+            if group.layer.feed_forward:
+                counted[group.layer.feed_forward.kind] += group.layers
+        return counted
+
+    @property
     def experts(self) -> Experts | None:
         """The mixture of experts of the first layer that has one; None in a dense model."""
         feed_forwards = (group.layer.feed_forward for group in self.groups)

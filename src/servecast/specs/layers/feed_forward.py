@@ -20,6 +20,11 @@ class Dense:
     bias: bool = False
 
     @property
+    def kind(self) -> str:
+        """What it is called in tables."""
+        return f"dense of {self.intermediate:,}"
+
+    @property
     def matrices(self) -> int:
         """Matrices of hidden x intermediate."""
         return 3 if self.gated else 2
@@ -56,6 +61,12 @@ class Experts:
     biases: bool = False
     router_extra: int = 0
     latent: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """What it is called in tables."""
+        shared = f" and a shared one of {self.shared:,}" if self.shared else ""
+        return f"{self.active} of {self.total} experts of {self.intermediate:,}{shared}"
 
     @property
     def matrices(self) -> int:
