@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import servecast
@@ -168,3 +169,28 @@ def test_a_dynamo_request_without_an_arrival_has_that_of_its_end_less_its_time(t
     result = trace(event(5000, request_received_ms=1000), event(5000, total_time_ms=3500), event(4000)).read()
     assert result.columns.arrival_s.tolist() == [0, 0.5, 3.0]
     assert "1 requests have no time of arrival: that of their end is taken" in result.report.notes
+
+
+def test_long_sessions_take_little_memory_and_share_just_their_history(trace):
+    """20,000 turns of one session, each one token and an answer of one: turn i has 2i + 1 tokens, and no other's."""
+    turns = [{"session_id": "a", "timestamp": at, "input_length": 1, "output_length": 1} for at in range(20_000)]
+    columns = trace(*turns, {"session_id": "b", "timestamp": 0, "input_length": 40, "output_length": 1}).read().columns
+    assert max(columns.prompt_tokens.tolist()) == 39_999
+    assert len(columns.prefix_ids.flat) == 20_000  # the text without ids of a session is one, that grows
+    few = columns.take(np.array([0, 1, 30, 60]), np.zeros(4)).in_blocks(16).prefix_ids
+    assert [columns.session[row] for row in (0, 1)] == ["a", "b"]
+    assert len(few[1]) == 0  # nobody shares with b: its only turn has no known prefix
+    assert few[2] == few[3][: len(few[2])]
+
+
+def test_hash_ids_of_a_turn_without_an_answer_do_not_grow(trace):
+    rows = [
+        mooncake(0, 512, [1], session_id="a", output_length=0),
+        mooncake(9, 32, session_id="a"),
+        mooncake(20, 1024, [1, 2]),
+    ]
+    result = trace(*rows, turns="new").read()
+    blocks = list(result.columns.in_blocks(16).prefix_ids)
+    assert result.columns.prompt_tokens.tolist() == [544, 1024]
+    assert blocks[0][:32] == blocks[1][:32]
+    assert blocks[0][32] != blocks[1][32]

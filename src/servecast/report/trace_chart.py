@@ -10,7 +10,7 @@ import numpy as np
 from servecast.report.charts.spec import Axis, Chart, Curve, Key, Line, Panel, Piece, Span, evenly
 from servecast.text import number, percent
 from servecast.workload.prefixes import chained, first_places
-from servecast.workload.traces.statistics import joint_histogram, reusable
+from servecast.workload.traces.statistics import in_known_blocks, joint_histogram, reusable
 
 if TYPE_CHECKING:
     from servecast.workload.clients import RequestColumns
@@ -71,7 +71,7 @@ def _lengths(columns: RequestColumns) -> Panel:
 
 def _reuse(columns: RequestColumns) -> Panel:
     """The share of blocks found again, of all prompts up to each moment."""
-    given = columns.prefix_ids
+    given = in_known_blocks(columns).prefix_ids
     assert given is not None, "there is something to reuse"
     ids = chained(given)
     found = first_places(ids.flat) != np.arange(len(ids.flat))

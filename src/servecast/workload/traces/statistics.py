@@ -73,9 +73,16 @@ def column_statistics(columns: RequestColumns) -> dict[str, float | int | None]:
 
 def reusable(columns: RequestColumns) -> PrefixReuse | None:
     """What an infinite prefix cache would find again, in the blocks of the trace; None without ids."""
+    columns = in_known_blocks(columns)
     if columns.prefix_ids is None or columns.prefix_block_size is None:
         return None
     return prefix_reuse(columns.prefix_ids, columns.prompt_tokens, columns.prefix_block_size)
+
+
+def in_known_blocks(columns: RequestColumns) -> RequestColumns:
+    """The same requests with ids of blocks: of the trace, or of 16 tokens where each id stands for its own number."""
+    sized = columns.prefix_ids is not None and columns.prefix_ids.tokens is not None
+    return columns.in_blocks(16) if sized else columns
 
 
 def dispersion(arrival_s: NDArray[np.float64], window_s: float) -> float | None:

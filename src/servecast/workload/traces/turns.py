@@ -7,15 +7,17 @@ then that: prompt i = prompt i-1 + output i-1 + new i. So turns share their hist
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from servecast.errors import InputError
-from servecast.workload.prefixes import PrefixIds, first_places
+from servecast.workload.prefixes import PrefixIds, first_places, require_few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from numpy.typing import NDArray
 
     from servecast.workload.traces.rows import Block
 
@@ -91,34 +93,47 @@ def _meant(ids: PrefixIds | None, following: list[list[int]], path: str) -> str:
 
 
 def _whole_ids(rows: Block, following: list[list[int]], block_size: int) -> PrefixIds:
-    """Ids of whole prompts: in a session those of all turns up to this one, and one of its own for each text without.
+    """Ids of whole prompts and answers: in a session those of all turns so far, and ids of its own for texts without.
 
-    Each stands for its own number of tokens, since a turn ends anywhere.
+    Each stands for its own number of tokens, since a turn ends anywhere; the last one grows while texts without ids
+    follow each other.
     """
     n = len(rows.lines)
     ids = rows.prefix_ids or PrefixIds(np.empty(0, np.int64), np.zeros(n, np.int64))
     starts, ends = ids.spans(rows.prompt_tokens, block_size)
-    sizes: list[int] = (ends - starts).tolist()
-    flat: list[int] = ids.flat.tolist()
-    at = [0, *ids.ends.tolist()]
-    own = iter(range(_OWN, 0))
-    texts = [(flat[a:b], sizes[a:b]) for a, b in pairwise(at)]
+    bounds = [*pairwise([0, *ids.ends.tolist()])]
+    texts = [(ids.flat[a:b], (ends - starts)[a:b]) for a, b in bounds]
+    own, made = iter(range(_OWN, 0)), 0
     for turn in following:
-        before: tuple[list[int], list[int]] = [], []
-        for row in turn:
-            known, lengths = texts[row]
-            rest = int(rows.prompt_tokens[row]) - sum(lengths)
-            mine = ([*before[0], *known], [*before[1], *lengths])
-            if rest:
-                mine[0].append(next(own))
-                mine[1].append(rest)
-            texts[row] = mine
-            if answer := int(rows.output_tokens[row]):
-                mine[0].append(next(own))
-                mine[1].append(answer)
-            before = mine
-    return PrefixIds(
-        PrefixIds.of([ids for ids, _ in texts]).flat,
-        np.cumsum([len(ids) for ids, _ in texts], dtype=np.int64),
-        np.array([size for _, lengths in texts for size in lengths], np.int64),
-    )
+        known, sizes, shown = _said(rows, turn, texts, own)
+        made += sum(count for count, _ in shown)
+        require_few(made, "fewer requests, or shorter sessions")
+        for row, (count, last) in zip(turn, shown, strict=True):
+            texts[row] = known[:count], np.append(sizes[: count - 1], last) if count else sizes[:0]
+    flat, tokens = (np.concatenate(parts) for parts in zip(*texts, strict=True))
+    return PrefixIds(flat, np.cumsum([len(some) for some, _ in texts], dtype=np.int64), tokens)
+
+
+def _said(
+    rows: Block, turn: list[int], texts: list[tuple[NDArray[Any], NDArray[np.int64]]], own: Iterator[int]
+) -> tuple[NDArray[Any], NDArray[np.int64], list[tuple[int, int]]]:
+    """All that is said in one session as ids and their tokens, and of each turn how many ids it has come to and how
+    many tokens the last of these stood for then."""
+    known: list[int] = []
+    sizes: list[int] = []
+    shown = []
+    grows = False  # the last text is one without ids
+    for row in turn:
+        given, lengths = (column.tolist() for column in texts[row])
+        known += given
+        sizes += lengths
+        rest = int(rows.prompt_tokens[row] + rows.output_tokens[row]) - sum(lengths)
+        grows = grows and not given
+        if rest and grows:
+            sizes[-1] += rest
+        elif rest:
+            known.append(next(own))
+            sizes.append(rest)
+            grows = True
+        shown.append((len(known), sizes[-1] if sizes else 0))
+    return PrefixIds.of([known]).flat, np.array(sizes, np.int64), shown
