@@ -157,7 +157,7 @@ def test_a_point_tells_what_stands_in_the_summary(desktop: browser.Opened, made:
         for label, column, unit in (
             ("req/s", "request_throughput_rps", 1), ("TTFT p99 [s]", "ttft_p99_s", 1),
             ("TPOT p50 [ms]", "tpot_p50_s", 1e3), ("output tok/s", "output_throughput_tps", 1),
-            ("$/M output", "usd_per_mtok_output", 1), ("ITL p99 [ms]", "itl_p99_s", 1e3),
+            ("whole bill $/M output", "usd_per_mtok_output", 1), ("ITL p99 [ms]", "itl_p99_s", 1e3),
         ):  # fmt: skip
             assert told[label] == number(unit * float(rows[column].mean()), 4), label
         assert told["output tok/s/user"] == number(1 / float(rows["tpot_p50_s"].mean()), 4)

@@ -65,7 +65,12 @@ def test_a_plan_with_fewer_gpus_is_told_as_that(tmp_path: Path) -> None:
     found = difference(a, b / "plan.json")
     assert found.keys == (("goal.usd_per_gpu_hour.toy-gpu", 2.5, 2.0),)
     told = {change.metric: change.verdict for change in found.changes if change.subject == CHOSEN}
-    assert told["GPUs for the target"] == told["$/hour for the target"] == told["$/M output at the target"] == "better"
+    assert (
+        told["GPUs for the target"]
+        == told["$/hour for the target"]
+        == told["whole bill $/M output at the target"]
+        == "better"
+    )
     # Of other GPUs a load is neither better nor worse.
     assert told["highest load [requests/s]"] == "more"
     assert told["ttft_p99_s at the target"] == "same"
@@ -73,7 +78,7 @@ def test_a_plan_with_fewer_gpus_is_told_as_that(tmp_path: Path) -> None:
     assert verdict_on(found).details == (
         "A chooses continuous, B the same.",
         "The highest load of B is 30 against 24: more.",
-        "Better: GPUs for the target, $/hour for the target, $/M output at the target.",
+        "Better: GPUs for the target, $/hour for the target, whole bill $/M output at the target.",
     )
     keys, plans = differences.tables(found)
     assert keys.rows == (("goal.usd_per_gpu_hour.toy-gpu", "2.5", "2"),)

@@ -153,19 +153,21 @@ def test_the_best_has_one_price_at_its_highest_load_wherever_it_stands() -> None
     best = replace(plan.best, usd_per_mtok={"output": Estimate(0.123, 0.1, 0.15)})
     html = page(replace(plan, best=best), b"")
     _, heads, rows = next(plan_words.tables(replace(plan, best=best)))
-    at = heads.index("$/M output at the highest load")
+    at = heads.index("whole bill $/M output at the highest load")
     assert [row[at] for row in rows] == ["0.123", "0.400", "\u2013"]
-    points = re.findall(r'aria-label="continuous; of the highest load 100 %; \$/M output tokens ([\d.]+)', html)
+    points = re.findall(
+        r'aria-label="continuous; of the highest load 100 %; whole bill \$/M output tokens ([\d.]+)', html
+    )
     assert points == ["0.1230"]
-    assert "makes a million output tokens for $0.123" in html
+    assert "makes a million output tokens for a whole bill of $0.123" in html
 
 
 def test_a_table_says_what_people_ask_first() -> None:
     _, heads, rows = next(plan_words.tables(pages.made_plan()))
     assert heads == (
         "configuration", "GPU", "GPUs of a replica", "GPUs for the target", "$/hour for the target",
-        "$/M output at the target", "highest load of each GPU [requests/s]",
-        "$/M output at the highest load", "remark",
+        "whole bill $/M output at the target", "highest load of each GPU [requests/s]",
+        "whole bill $/M output at the highest load", "remark",
     )  # fmt: skip
     assert rows[0][:6] == ("continuous", "TOY GPU", "1", "3", "7.50", "0.480")
     assert rows[1][2:4] == ("2", "4")
@@ -204,7 +206,10 @@ def test_configurations_are_named_by_what_differs(options: Any, names: list[str]
 
 def test_the_first_sentence_is_for_whoever_pays() -> None:
     plan = pages.made_plan()
-    assert verdict(plan).headline == "3 TOY GPU for 20 requests/s: $7.50 an hour, $0.480 per million output tokens."
+    assert (
+        verdict(plan).headline
+        == "3 TOY GPU for 20 requests/s: $7.50 an hour, $0.480 of the whole bill per million output tokens."
+    )
     split = replace(
         plan.best, device="h100-sxm", tensor_parallel=4, replicas=2, target_gpus=8, usd_per_hour=None, usd_at_target={}
     )

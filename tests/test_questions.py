@@ -138,7 +138,7 @@ def test_static_padded_continuous():
 
 
 def test_which_gpu():
-    """Rates within the targets, on measured ground; the price is that of the column ``$/M output`` of the terminal."""
+    """Rates within the targets, on measured ground; the price is that of the column ``whole bill $/M output`` of the terminal."""
     rows = results("which-gpu").summary
     assert targets(results("which-gpu").scenario["slo"]) == "TTFT ≤ 1 s, TPOT ≤ 50 ms"
     kept = rows[rows["slo_attainment"] >= 0.95]
@@ -153,7 +153,7 @@ def test_which_gpu():
     assert (kept["ttft_p99_s"] <= 1).all()
     assert rows["extrapolated_fraction"].max() == near(0.88)
     shown = [row for row in comparison_rows(rows) if row["profile"] == order[3] and row["rate_rps"] == "2"]
-    assert [float(row["$/M output"]) for row in shown] == [near(0.693)]
+    assert [float(row["whole bill $/M output"]) for row in shown] == [near(0.693)]
 
 
 def test_chunk_size():
@@ -198,7 +198,7 @@ def test_batch_job():
 def test_self_host_or_api():
     rows = table("self-host-or-api", "workload.arrivals.rate_rps")
     shown = {row["rate_rps"]: row for row in comparison_rows(results("self-host-or-api").summary)}
-    assert [shown[rate]["$/M output"] for rate in ("0.5", "2", "8")] == ["6.64", "1.67", "0.427"]
+    assert [shown[rate]["whole bill $/M output"] for rate in ("0.5", "2", "8")] == ["6.64", "1.67", "0.427"]
     assert rows["ttft_p99_s"][8] == near(0.41)
     assert (rows["slo_attainment"] > 0.99).all()
     assert (rows["extrapolated_fraction"] == 0).all()

@@ -346,9 +346,9 @@ def test_verdict_compares_throughput() -> None:
     )
     assert said(summary) == (
         "Continuous serves 11.8 req/s, 3.1 times static and 5.1 times padded. "
-        "Continuous: 11.8 req/s, median TTFT 200 ms, p99 TTFT 400 ms, median TPOT 20 ms, $0.410 per million output tokens. "
-        "Static: 3.80 req/s, median TTFT 200 ms, p99 TTFT 400 ms, median TPOT 20 ms, $1.20 per million output tokens. "
-        "Padded: 2.30 req/s, median TTFT 200 ms, p99 TTFT 400 ms, median TPOT 20 ms, $2 per million output tokens. "
+        "Continuous: 11.8 req/s, median TTFT 200 ms, p99 TTFT 400 ms, median TPOT 20 ms, $0.410 of the whole bill per million output tokens. "
+        "Static: 3.80 req/s, median TTFT 200 ms, p99 TTFT 400 ms, median TPOT 20 ms, $1.20 of the whole bill per million output tokens. "
+        "Padded: 2.30 req/s, median TTFT 200 ms, p99 TTFT 400 ms, median TPOT 20 ms, $2 of the whole bill per million output tokens. "
         "As memory runs out padded loses 12 of 100 requests."
     )
 
@@ -425,9 +425,9 @@ def test_verdict_is_about_the_highest_load_that_is_stable() -> None:
     assert said(summary) == (
         "Continuous serves 1.99 req/s at rate_rps 2, 2.2 times static at rate_rps 1 (overloaded). "
         "Continuous at rate_rps 2: 1.99 req/s, median TTFT 200 ms, p99 TTFT 400 ms, median TPOT 20 ms, "
-        "$2 per million output tokens. "
+        "$2 of the whole bill per million output tokens. "
         "Static at rate_rps 1 (overloaded): 0.900 req/s, median TTFT 200 ms, p99 TTFT 400 ms, median TPOT 20 ms, "
-        "$9 per million output tokens."
+        "$9 of the whole bill per million output tokens."
     )
     assert said(summary.assign(regime="overloaded")).startswith("Continuous serves 1 req/s (overloaded) at rate_rps 1")
     seeds = pd.concat([summary, summary.assign(seed=2, regime="stable")], ignore_index=True)
@@ -613,8 +613,8 @@ def test_so_is_that_of_a_batch_limit_at_one_load() -> None:
     assert said(summary) == (
         "At the same 10 req/s sent, continuous answers 100 % within the targets. "
         "Continuous answers 100 % within the targets (p99 TTFT 400 ms). Static answers 50 % at "
-        "batch_size 64 (p99 TTFT 2 s, serving 8.90 req/s, $1 per million output tokens) and 5 % at batch_size 16 (p99 TTFT "
-        "60 s, serving 4.70 req/s, $2 per million output tokens, overloaded)."
+        "batch_size 64 (p99 TTFT 2 s, serving 8.90 req/s, $1 of the whole bill per million output tokens) and 5 % at batch_size 16 (p99 TTFT "
+        "60 s, serving 4.70 req/s, $2 of the whole bill per million output tokens, overloaded)."
     )
 
 
@@ -662,9 +662,9 @@ def test_price_of_the_verdict_is_the_price_of_the_figure() -> None:
     results = toy.ToyResults({"name": "toy"}, summary, summary, summary, summary, [], None, None)
     best, tiles = _tiles(results)
     assert best == "continuous, rate_rps 2"
-    assert ("$2", "per million output tokens") in tiles
+    assert ("$2", "of the whole bill per million output tokens") in tiles
     assert "at rate_rps 2, 3.8 times static at rate_rps 1." in str(report.verdict(summary))
-    assert "$2 per million output tokens" in str(report.verdict(summary))
+    assert "$2 of the whole bill per million output tokens" in str(report.verdict(summary))
 
 
 def test_the_error_of_the_step_times_is_one_line() -> None:
@@ -698,9 +698,9 @@ def test_comparison_leaves_out_what_nothing_fills(chat: toy.ToyResults) -> None:
     assert len(rows) == 6
     assert list(rows[0])[:4] == ["policy", "rate_rps", "done", "req/s"]
     assert rows[0]["rate_rps"] == "3"
-    assert "$/M output" in rows[0]
+    assert "whole bill $/M output" in rows[0]
     bare = chat.summary.assign(usd_per_mtok_output=None, goodput_rps=None)
-    assert {"$/M output", "good req/s"}.isdisjoint(report.comparison_rows(bare)[0])
+    assert {"whole bill $/M output", "good req/s"}.isdisjoint(report.comparison_rows(bare)[0])
     both = chat.summary.assign(regime=["stable", "overloaded"] * 6)
     assert {row["queue"] for row in report.comparison_rows(both)} == {"1 of 2 stable"}
     swept = chat.summary.assign(**{"workload.arrivals.rate_rps": [0.5, None] * 6})

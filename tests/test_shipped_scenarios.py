@@ -31,7 +31,7 @@ def test_verdicts():
     for name, words in started.items():
         results = simulated(name)
         assert report.verdict(results.summary, results.scenario["slo"]).headline == words, name
-    assert "$0.421 per million output tokens" in str(report.verdict(simulated("quickstart").summary))
+    assert "$0.421 of the whole bill per million output tokens" in str(report.verdict(simulated("quickstart").summary))
 
 
 def test_quickstart():

@@ -19,6 +19,7 @@ from servecast.errors import InputError
 from servecast.metrics.gaps import gaps_within, token_gaps
 from servecast.metrics.latencies import latencies
 from servecast.metrics.log import clip_decisions
+from servecast.metrics.prices import PriceList, prefill_share, price_list
 from servecast.metrics.waste import judged, ratio, waste
 from servecast.requests import Status
 
@@ -66,6 +67,7 @@ class Measured:
     requests : those that count: of the window, and of the tenant
     bounds : of the window [s]; None for the whole run
     usd_per_hour : of all GPUs of the system; idle hours are paid too
+    output_over_input : an output token costs so many input tokens; None: by busy time
     facts : what the run itself does not know: ``requested_rps``, ``replicas``, ``gpus``, ``calibrated``, ``cancelled``
     """
 
@@ -76,6 +78,7 @@ class Measured:
     tenants: Tenants | None = None
     hardware: Hardware | None = None
     usd_per_hour: float | None = None
+    output_over_input: float | None = None
     facts: Mapping[str, Any] | None = None
 
     @property
@@ -175,9 +178,28 @@ class Measured:
         return emitted + float(((first > start) & (first <= end)).sum()) + resumed
 
     def usd_per_million(self, tokens: float) -> float | None:
-        """US dollars for a million tokens, where so many were served; None without a price."""
-        usd = None if self.usd_per_hour is None else self.usd_per_hour * (self.end_s - self.start_s) / 3600
-        return ratio(usd, tokens / 1e6)
+        """US dollars of the whole bill for a million tokens, where so many were served; None without a price."""
+        return ratio(self.bill, tokens / 1e6)
+
+    @property
+    def bill(self) -> float | None:
+        """US dollars for the time that counts; None without a price."""
+        return None if self.usd_per_hour is None else self.usd_per_hour * (self.end_s - self.start_s) / 3600
+
+    @cached_property
+    def prefill_share(self) -> float | None:
+        """Share of the busy seconds that is prefill; None where no cost model divides a mixed step."""
+        return None if self.hardware is None else prefill_share(self.decisions, self.hardware.cost)
+
+    @property
+    def prices(self) -> PriceList:
+        """What a million tokens of either kind cost if their prices are to add up to the bill."""
+        if self.bill is None:
+            return PriceList()
+        return price_list(
+            self.bill, self.input_tokens, self.output_tokens,
+            prefill_share=self.prefill_share, output_over_input=self.output_over_input,
+        )  # fmt: skip
 
 
 def within(requests: Columns, bounds: tuple[float, float] | None) -> Columns:

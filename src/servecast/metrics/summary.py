@@ -34,16 +34,18 @@ def summarise(
     window: Window | None = None,
     hardware: Hardware | None = None,
     usd_per_hour: float | None = None,
+    output_over_input: float | None = None,
     **facts: Value,
 ) -> dict[str, Value]:
     """The row of ``summary.csv`` for one run.
 
-    tenants, usd_per_hour, facts : as in `Measured`
+    tenants, usd_per_hour, output_over_input, facts : as in `Measured`
 
     Raises InputError where the window leaves nothing of the run.
     """
     bounds = (window or Window()).bounds(run)
-    measured = Measured(run, within(run.requests, bounds), bounds, slo, tenants, hardware, usd_per_hour, facts)
+    requests = within(run.requests, bounds)
+    measured = Measured(run, requests, bounds, slo, tenants, hardware, usd_per_hour, output_over_input, facts)
     return {"policy": policy, "seed": seed, **{metric.name: metric.value(measured) for metric in METRICS.values()}}
 
 

@@ -1,9 +1,11 @@
 """What a plan says: one option a row, those that cannot be among them, and the money.
 
-    $/M tokens = GPUs x price / (3600 x rate x tokens of a mean request) x 1e6
+    whole bill $/M tokens = GPUs x price / (3600 x rate x tokens of a mean request) x 1e6
 
-for input, output or all tokens, each time with the whole price on it. At a utilisation u (mean over peak load) a GPU
-that is paid by the hour serves u times what it could, so that a token costs 1/u of it.
+over input, output or all tokens, each time with the whole bill on it: no two of them are charged together. The price
+list (`Sold`) shares the bill out between input and output, as `servecast.metrics.prices` does for a run. At a
+utilisation u (mean over peak load) a GPU that is paid by the hour serves u times what it could, so that a token costs
+1/u of it.
 """
 
 from __future__ import annotations
@@ -37,10 +39,28 @@ class Tokens(NamedTuple):
         return self.input + self.output
 
 
+class Offered(NamedTuple):
+    """What one seed sends at the target: requests a second, and the tokens of a mean one."""
+
+    rate: float
+    tokens: Tokens
+
+
+class Sold(NamedTuple):
+    """One kind of token at the target: millions an hour, their price, and the part of the bill that they pay."""
+
+    mtok_per_hour: float
+    usd_per_mtok: float | None
+    usd_per_hour: float | None
+
+
 class BreakEven(NamedTuple):
     """Against an API: the load from which on the GPUs cost less, and what share of their highest load that is.
 
+    The tokens of a request are those of the target, and so are the requests that a user sends.
+
     load : above ``utilisation`` 1 the API is cheaper at any load
+    load_low, load_high : 90 % interval over seeds, whose requests differ
     utilisation_low, utilisation_high : 90 % interval, from that of the highest load
     api_usd_per_hour : what the API asks for the target
     """
@@ -50,6 +70,8 @@ class BreakEven(NamedTuple):
     utilisation_low: float | None = None
     utilisation_high: float | None = None
     api_usd_per_hour: float | None = None
+    load_low: float | None = None
+    load_high: float | None = None
 
 
 class Fleet(NamedTuple):
@@ -73,11 +95,13 @@ class Option:
     unstable_above : the goal is met up to this load, and beyond it the queue grows without end
     target_replicas, target_gpus : fewest that serve the target; None if none up to the limit do
     at_target : each statistic of the goal, and goodput_rps, at the target
-    usd_per_mtok : kind of token: dollars per million at the highest load
+    usd_per_mtok : kind of token: the whole bill, dollars per million, at the highest load
     requests : of a simulated load, for each replica; None of a recording, which has its own
     drift : by which share runs half as long gave a higher load; None if that was not tried
     fleet_capacity : highest load of the ``target_replicas`` together, which share what arrives
     usd_at_target : kind of token: dollars per million at the target, of the GPUs that serve it, over seeds
+    prices : kind of token: its part of the bill at the target; input and output add up to the bill
+    offered : what comes at the target, by seed
     extrapolated : share of the busy time priced outside what was measured, at the target or the highest load
     beyond : how far outside, in a sentence
     too_long : requests that it refuses or whose answers it cuts, at the highest load or where none is met
@@ -111,6 +135,8 @@ class Option:
     drift: float | None = None
     fleet_capacity: Estimate | None = None
     usd_at_target: Mapping[str, Estimate] = field(default_factory=dict)
+    prices: Mapping[str, Sold] = field(default_factory=dict)
+    offered: tuple[Offered, ...] = field(default=(), repr=False)
     extrapolated: float | None = None
     beyond: str = ""
     interval: str = ""
@@ -164,6 +190,7 @@ class Plan:
     cheapest : label of the option that costs least for the target; empty without prices
     break_even_of : label of the option that is compared with the API
     baseline : the best option as it is, from the same short runs as the changes
+    noise : share of a highest load by which short runs of one seed may differ: what a change gains must be more
     resumed : simulated loads that were there from an earlier sitting; no part of what is compared or written
     """
 
@@ -181,6 +208,7 @@ class Plan:
     cheapest: str = ""
     break_even_of: str = ""
     baseline: Change | None = None
+    noise: float = 0.0
     resumed: int = field(default=0, compare=False)
 
     @property
@@ -198,7 +226,8 @@ class Plan:
         data["may_not_hold"] = self.may_not_hold
         best = [] if self.best is None else [(self.best, data["best"])]
         for option, plain in (*zip(self.options, data["options"], strict=True), *best):
-            del plain["drawn"]
+            del plain["drawn"], plain["offered"]
+            plain["prices"] = {kind: sold._asdict() for kind, sold in option.prices.items()}
             plain |= {
                 "replica_gpus": option.tensor_parallel,
                 "usd_for_target": option.usd_for_target,
@@ -249,6 +278,7 @@ def break_even(
     """The rate at which an API at these dollars per million tokens costs as much as the GPUs; None for a free one.
 
     rate : the highest [requests/s]
+    tokens : of a mean request at the target
     """
     usd_per_request = (tokens.input * usd_input + tokens.output * usd_output) / 1e6
     if usd_per_request == 0:

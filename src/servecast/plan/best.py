@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from servecast.cost.known_error import known_error
 from servecast.errors import InputError
-from servecast.plan.answer import Change, Fleet, dollars, falls_short, missed
+from servecast.metrics.prices import price_list
+from servecast.plan.answer import Change, Fleet, Offered, Sold, dollars, falls_short, missed
 from servecast.plan.capacity import fewest
 from servecast.plan.sample import binding
 from servecast.plan.searching import capacities, serves, shortened, statistics, together
@@ -87,6 +88,8 @@ def examined(plan: Plan, configuration: Configuration) -> tuple[Plan, set[str]]:
     doubts = tuple(_doubts(best, configuration))
     digests: set[str] = set()
     changes: tuple[Change, ...] = ()
+    over_seeds = estimate(found.by_seed, slack=found.slack)
+    noise = found.slack if over_seeds.high is None else over_seeds.high / over_seeds.value - 1
     if configuration.search.try_changes:
         changes = _changes(configuration, highest, digests)
     plan = replace(
@@ -99,6 +102,7 @@ def examined(plan: Plan, configuration: Configuration) -> tuple[Plan, set[str]]:
         holds=_holds(configuration, best, seeds, drawn),
         baseline=changes[0] if changes else None,
         changes=changes[1:],
+        noise=noise,
     )
     return plan, digests
 
@@ -178,14 +182,43 @@ def at_the_target(option: Option, configuration: Configuration, seeds: Sequence[
     usd = configuration.usd_per_hour
     if usd is None:
         return option
-    by_seed = []
+    offered, shares = [], []
     for seed in seeds:
-        tokens = configuration.sample(option.target, seed).tokens
-        rate = None if tokens is None else configuration.rate(option.target, seed)
-        if tokens is not None and rate is not None:
-            by_seed.append({kind: price.value for kind, price in dollars(usd, Estimate(rate), tokens).items()})
+        served = configuration.sample(option.target, seed)
+        rate = None if served.tokens is None else configuration.rate(option.target, seed)
+        if served.tokens is not None and rate is not None:
+            offered.append(Offered(rate, served.tokens))
+            shares.append(served.row.get("prefill_busy_fraction"))
+    by_seed = [
+        {kind: price.value for kind, price in dollars(usd, Estimate(each.rate), each.tokens).items()}
+        for each in offered
+    ]
     kinds = [kind for kind in by_seed[0] if all(kind in each for each in by_seed)] if by_seed else []
-    return replace(option, usd_at_target={kind: estimate([each[kind] for each in by_seed]) for kind in kinds})
+    return replace(
+        option,
+        offered=tuple(offered),
+        usd_at_target={kind: estimate([each[kind] for each in by_seed]) for kind in kinds},
+        prices=_sold(configuration, usd, offered, [float(share) for share in shares if share is not None]),
+    )
+
+
+def _sold(
+    configuration: Configuration, usd: float, offered: Sequence[Offered], shares: Sequence[float]
+) -> dict[str, Sold]:
+    """The price list at the target, of the mean over seeds: input and output share the bill."""
+    if not offered:
+        return {}
+    cost, an_hour = configuration.scenario.cost, 3600 / len(offered)
+    given = an_hour * sum(each.rate * each.tokens.input for each in offered)
+    made = an_hour * sum(each.rate * each.tokens.output for each in offered)
+    prices = price_list(
+        usd, given, made, prefill_share=sum(shares) / len(shares) if shares else None,
+        output_over_input=None if cost is None else cost.output_over_input,
+    )  # fmt: skip
+    return {
+        kind: Sold(count / 1e6, price, None if price is None else count / 1e6 * price)
+        for kind, count, price in zip(prices._fields, (given, made), prices, strict=True)
+    }
 
 
 def with_extrapolation(option: Option, configuration: Configuration, loads: Sequence[float], seed: int) -> Option:

@@ -22,6 +22,7 @@ from servecast.plan.best import at_the_target, drawn_of, enough, examined, satur
 from servecast.plan.configuration import Configuration, judges
 from servecast.plan.load import load_of
 from servecast.plan.searching import drawn_pairs, guessed, replicas_for, settled, statistics, together
+from servecast.plan.uncertainty import estimate
 from servecast.run.sweep import Progress, notes_of
 from servecast.run.too_long import TooLong
 from servecast.scenario.goals import Search
@@ -74,7 +75,7 @@ def make_plan(
         digests |= looked_at
         assert plan.best is not None
         # What the closer look found of the system that serves the target.
-        fields = ("fleet_capacity", "at_target", "usd_at_target", "extrapolated", "beyond")
+        fields = ("fleet_capacity", "at_target", "usd_at_target", "prices", "offered", "extrapolated", "beyond")
         options[chosen] = replace(options[chosen], **{name: getattr(plan.best, name) for name in fields})
         progress(Progress(total, total, plan.best.label))
         plan = _with_prices(replace(plan, options=tuple(options)), goal)
@@ -313,27 +314,20 @@ def _why_not(configuration: Configuration, capacity: float, found: Found) -> str
 
 def _against_api(option: Option, goal: Goal) -> BreakEven | None:
     """From which load on the GPUs that serve the target cost less than the API, in the option's unit."""
-    capacity, usd = option.fleet_capacity, option.usd_for_target
-    if goal.api is None or usd is None or capacity is None:
+    capacity, usd, api = option.fleet_capacity, option.usd_for_target, goal.api
+    if api is None or usd is None or capacity is None or not option.offered:
         return None
-    assert option.capacity is not None and option.rate is not None and option.tokens is not None
-    api = goal.api
-    # Requests a second for each load: 1, or what a user sends at the highest load, who sends more where less is waited.
-    factor = option.rate.value / option.capacity.value
-    found = break_even(usd, factor * capacity.value, option.tokens, api.usd_per_mtok_input, api.usd_per_mtok_output)
-    if found is None:
-        return None
-    low, high = (
-        None if end is None or not end else found.utilisation * capacity.value / end
-        for end in (capacity.high, capacity.low)
-    )
-    # The price at the target says what is really sent there: users of a full server send no more than fewer do.
-    total = option.usd_at_target.get("total")
-    per_request = option.tokens.total / 1e6
-    sent = factor * option.target if total is None else usd / 3600 / (per_request * total.value)
-    load = found.load * option.target / sent
-    return found._replace(
-        load=load, utilisation_low=low, utilisation_high=high, api_usd_per_hour=usd * sent / found.load
+    found = []
+    for rate, tokens in option.offered:
+        each = break_even(usd, rate, tokens, api.usd_per_mtok_input, api.usd_per_mtok_output)
+        if each is None:
+            return None
+        # Break-even over what is sent, in the unit of the load: what a user sends at the target is taken for all.
+        found.append(each.utilisation * option.target)
+    load = estimate(found)
+    low, high = (None if end is None or not end else load.value / end for end in (capacity.high, capacity.low))
+    return BreakEven(
+        load.value, load.value / capacity.value, low, high, usd * option.target / load.value, load.low, load.high
     )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _MOST_OPTIONS = 40  # of a figure; the table has all of them
 _LOOKS = 10
-_DOLLARS = "US dollars per million output tokens"
+_DOLLARS = "US dollars of the whole bill per million output tokens"
 _NO_NEWS = 0.01  # a gain that is none
 _SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of the highest load
 _STEPS = 30  # of whole replicas, up to twice the target
@@ -57,7 +57,7 @@ def _loads(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Char
         numbers = [(f"each GPU [{unit}]", number(each.value, 4)), ("90 % interval", bounds(each, 4)),
                    ("highest load", of_all), ("GPUs for the target", needed)]  # fmt: skip
         if "output" in option.usd_per_mtok:
-            numbers.append(("$/M output tokens there", number(option.usd_per_mtok["output"].value, 4)))
+            numbers.append(("whole bill $/M output tokens there", number(option.usd_per_mtok["output"].value, 4)))
         if option.binds:
             numbers.append(("what binds", option.binds))
         bar = Bar(option.label, tuple(numbers), (), *each, looks[option.label], of_all, hollow=not option.serves)
@@ -114,8 +114,10 @@ def _money(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Char
         points = []
         for share in _SHARES:
             price = option.usd_per_mtok["output"].over(share)
-            numbers = (("of the highest load", percent(share, 0)), ("$/M output tokens", number(price.value, 4)),
-                       ("90 % interval", bounds(price, 4)))  # fmt: skip
+            numbers = (
+                ("of the highest load", percent(share, 0)), ("whole bill $/M output tokens", number(price.value, 4)),
+                ("90 % interval", bounds(price, 4)),
+            )  # fmt: skip
             bounded = share == 1 and price.high is not None and math.isfinite(price.high)
             ends = (price.low, price.high) if bounded else (None, None)
             points.append(Datum(100 * share, price.value, option.label, numbers, *ends))
@@ -128,7 +130,7 @@ def _money(plan: Plan, options: Sequence[Option], looks: dict[str, int]) -> Char
     cheap = min(options, key=lambda option: option.usd_per_mtok["output"].value)
     caption = (
         "A GPU is paid for by the hour: at half the load a token costs twice as much. At its highest load "
-        f"{cheap.label} makes a million output tokens for ${interval(cheap.usd_per_mtok['output'])}."
+        f"{cheap.label} makes a million output tokens for a whole bill of ${interval(cheap.usd_per_mtok['output'])}."
     )
     return Chart("cost-curve", "What a million tokens cost", caption, (panel,), _keys(options, looks))
 

@@ -184,7 +184,7 @@ def _tiles(plan: Plan) -> Iterator[tuple[str, str]]:
     if best.usd_for_target is not None:
         yield f"${best.usd_for_target:,.2f}", "an hour for the target"
     if (output := best.usd_at_target.get("output")) is not None:
-        yield f"${number(output.value)}", "per million output tokens, at the target"
+        yield f"${number(output.value)}", "of the whole bill per million output tokens, at the target"
     yield number(best.capacity.value), f"{best.unit} at most, within the targets"
     if plan.headroom is not None:
         yield signed(plan.headroom.value), "headroom over the target"

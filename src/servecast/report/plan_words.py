@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from servecast.plan.uncertainty import Estimate
 
 CONFIGURATIONS, BEST, DOLLARS, CHANGES = (
-    "Configurations", "The plan at its target", "Dollars per million tokens", "One change at a time"
+    "Configurations", "The plan at its target", "The whole bill, dollars per million tokens", "One change at a time"
 )  # fmt: skip
+PRICES = "Price list at the target, which adds up to the bill"
 _MOST_DIGITS = 7
 #: Keys whose values are names and need no key before them.
 _NAMING = ("profile", "device", "model")
@@ -150,13 +151,28 @@ def tables(plan: Plan) -> Iterator[Table]:
     if best.usd_per_mtok:
         heads = ("tokens", "at the target", *(f"at {percent(share, 0)} of the highest load" for share in UTILISATIONS))
         yield Table(DOLLARS, heads, tuple(_money(best, kind) for kind in KINDS if kind in best.usd_per_mtok))
+    if best.prices:
+        yield _price_list(best)
     if plan.changes and plan.baseline is not None:
         changed = []
         for each in (plan.baseline, *plan.changes):
             gain = BLANK if each.gain_per_gpu is None else signed(each.gain_per_gpu, 1)
+            if each is not plan.baseline and each.gain_per_gpu is not None and abs(each.gain_per_gpu) <= plan.noise:
+                gain += ", within noise"
             changed.append((each.label, number(each.capacity), gain, each.refused))
         heads = ("change", f"highest load [{plan.options[0].unit}]", "each GPU", "why not")
         yield Table(CHANGES, heads, tuple(changed))
+
+
+def _price_list(option: Option) -> Table:
+    """Input and output with their parts of the bill, and what they add up to."""
+    rows = [
+        (kind, number(sold.mtok_per_hour), number(sold.usd_per_mtok), number(sold.usd_per_hour))
+        for kind, sold in option.prices.items()
+    ]
+    paid = [sold.usd_per_hour for sold in option.prices.values() if sold.usd_per_hour is not None]
+    rows.append(("the bill", BLANK, BLANK, number(sum(paid)) if paid else BLANK))
+    return Table(PRICES, ("tokens", "million an hour", "$/M", "$/hour"), tuple(rows))
 
 
 def standing(plan: Plan) -> tuple[Option, ...]:
@@ -201,9 +217,9 @@ def _cells(plan: Plan, option: Option) -> dict[str, str]:
         "GPUs of a replica": str(option.tensor_parallel) if split else BLANK,
         "GPUs for the target": BLANK if option.target_gpus is None else str(option.target_gpus),
         "$/hour for the target": BLANK if dollars is None else f"{dollars:,.2f}",
-        "$/M output at the target": BLANK if at_target is None else number(at_target.value),
+        "whole bill $/M output at the target": BLANK if at_target is None else number(at_target.value),
         f"highest load of each GPU [{plan.options[0].unit}]": interval(load),
-        "$/M output at the highest load": BLANK if at_most is None else number(at_most.value),
+        "whole bill $/M output at the highest load": BLANK if at_most is None else number(at_most.value),
         "remark": "; ".join(_remarks(plan, option)),
     }
 

@@ -182,7 +182,7 @@ def _tiles(results: Results) -> tuple[str, list[tuple[str, str]]]:
     times = (("ttft_p99_s", "p99 time to first token"), ("tpot_p50_s", "median time per output token"))
     tiles += [(seconds(float(best[column])), label) for column, label in times if not missing(best[column])]
     if not missing(best["usd_per_mtok_output"]):
-        tiles.append((f"${number(float(best['usd_per_mtok_output']))}", "per million output tokens"))
+        tiles.append((f"${number(float(best['usd_per_mtok_output']))}", "of the whole bill per million output tokens"))
     return ", ".join([str(best["policy"]), *at]), tiles
 
 

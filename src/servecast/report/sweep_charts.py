@@ -86,12 +86,12 @@ def interactivity(of: Points) -> Chart | None:
 
 
 def cost_curve(of: Points, price: float | None) -> Chart | None:
-    """Dollars per million output tokens against the load; bars where there is one load only."""
+    """Dollars of the whole bill per million output tokens against the load; bars where there is one load only."""
     table = of.shown[of.shown["usd_per_mtok_output"].notna()]
     if not len(table):
         return None
     panel: Panel | Bars
-    dollars, words = "US dollars per million output tokens", "Idle time is paid too"
+    dollars, words = "US dollars of the whole bill per million output tokens", "Idle time is paid too"
     if _curved(of, table):
         series = of.series(table, "request_throughput_rps", "usd_per_mtok_output")
         panel = Panel(Axis("requests served per second", base=0.0), Axis(dollars, log=True), series)
@@ -105,8 +105,8 @@ def cost_curve(of: Points, price: float | None) -> Chart | None:
     among = sound if len(sound) else table
     cheap = among.iloc[int(among["usd_per_mtok_output"].astype(float).to_numpy().argmin())]
     caption = (
-        f"{words}: {of.name(cheap)} makes a million output tokens for ${number(cheap['usd_per_mtok_output'])}, the "
-        f"least {'of all points that keep up' if len(sound) else 'of all'}"
+        f"{words}: {of.name(cheap)} makes a million output tokens for a whole bill of "
+        f"${number(cheap['usd_per_mtok_output'])}, the least {'of all points that keep up' if len(sound) else 'of all'}"
     )
     paid = "" if price is None else f"At ${number(price)} an hour for each GPU, the scenario's own price. "
     title, note = "What a million tokens cost", f"{paid}{of.note}".strip()

@@ -166,6 +166,7 @@ class System:
             window=window,
             hardware=self.hardware,
             usd_per_hour=usd_per_hour,
+            output_over_input=None if self.scenario.cost is None else self.scenario.cost.output_over_input,
             requested_rps=sent.requested_rps,
             replicas=replicas,
             gpus=self.served.tensor_parallel * replicas,

@@ -297,6 +297,9 @@ class Cost(Section):
     """What the user pays. No price ships as a fact."""
 
     usd_per_gpu_hour: Annotated[float, Field(ge=0, le=1e6)] = Field(description="US dollars for one GPU for one hour")
+    output_over_input: Annotated[float, Field(gt=0, le=1e6)] | None = optional(
+        "price list: an output token costs so many input tokens; null: by the busy time of prefill and decode"
+    )
 
 
 class PolicyEntry(Described):

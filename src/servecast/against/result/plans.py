@@ -29,9 +29,9 @@ CHOSEN = "the plan"  # the subject of what is said of the chosen configurations
 _FIGURES = (
     ("GPUs for the target", ("target_gpus",), -1),
     ("$/hour for the target", ("usd_for_target",), -1),
-    ("$/M output at the target", ("usd_at_target", "output"), -1),
+    ("whole bill $/M output at the target", ("usd_at_target", "output"), -1),
     ("$/M tokens, in and out, at the target", ("usd_at_target", "total"), -1),
-    ("$/M output at the highest load", ("usd_per_mtok", "output"), -1),
+    ("whole bill $/M output at the highest load", ("usd_per_mtok", "output"), -1),
 )
 
 

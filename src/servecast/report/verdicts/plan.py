@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from servecast.plan.uncertainty import Estimate
 from servecast.report.plan_words import apart, gpus, interval, shortened, statistic, timed, with_names
 from servecast.report.verdicts import Verdict, as_sentence, first_concise
 from servecast.scenario.goals import at_least
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from servecast.plan.answer import Option, Plan
 
-_GAIN = 0.01  # what a change gives: less is none
+_GAIN = 0.01  # what a change gives: less is none, and so is what lies within the noise
 _NEAR = 0.02  # headroom this small has a decimal
 _MOST_REASONS = 3
 
@@ -41,7 +42,7 @@ def _unserved(option: Option) -> Iterator[str]:
 
 
 def _headlines(plan: Plan, best: Option) -> Iterator[str]:
-    """``2 H200 for 25 requests/s: $7.00 an hour, $0.210 per million output tokens``, and with less."""
+    """``2 H200 for 25 requests/s: $7.00 an hour, $0.210 of the whole bill per million output tokens``, or less."""
     target, chosen = f"{number(best.target)} {best.unit}", gpus(best, best.replicas)
     prices = [] if best.usd_for_target is None else [f"${best.usd_for_target:,.2f} an hour"]
     if plan.may_not_hold and plan.holds is not None:
@@ -52,7 +53,7 @@ def _headlines(plan: Plan, best: Option) -> Iterator[str]:
     else:
         sentence = f"{chosen} for {target}"
         if (output := best.usd_at_target.get("output")) is not None:
-            prices.append(f"${number(output.value)} per million output tokens")
+            prices.append(f"${number(output.value)} of the whole bill per million output tokens")
     for count in range(len(prices), 0, -1):
         yield f"{sentence}: {', '.join(prices[:count])}"
     yield sentence
@@ -85,7 +86,7 @@ def _details(plan: Plan, best: Option) -> Iterator[str]:
         )
     if plan.break_even is not None:
         yield _against_api(plan, best)
-    if plan.changes and (gain := plan.changes[0].gain_per_gpu) is not None and gain > _GAIN:
+    if plan.changes and (gain := plan.changes[0].gain_per_gpu) is not None and gain > max(_GAIN, plan.noise):
         yield f"next best change: {plan.changes[0].label} ({signed(gain)} of load for each GPU)"
     if plan.supported:
         yield "the 90 % interval supports the plan"
@@ -105,7 +106,7 @@ def _against_api(plan: Plan, best: Option) -> str:
     whose = "these GPUs"
     if own.label != best.label:
         whose = f"the cheapest GPUs for the target ({own.label}, {gpus(own, own.target_replicas or 1)})"
-    load = f"{number(found.load)} {best.unit}"
+    load = f"{interval(Estimate(found.load, found.load_low, found.load_high))} {best.unit}"
     if found.utilisation > 1:
         return f"the API is cheaper at any load than {whose}: break-even would be at {load}, above the highest"
     ends = ""

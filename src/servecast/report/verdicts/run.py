@@ -291,4 +291,4 @@ def _queue(row: Any, before: str = " (", after: str = ")") -> str:
 
 def _price(row: Any) -> list[str]:
     price = row["usd_per_mtok_output"]
-    return [] if missing(price) else [f"${number(price)} per million output tokens"]
+    return [] if missing(price) else [f"${number(price)} of the whole bill per million output tokens"]
