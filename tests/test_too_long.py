@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving import columns, serve
 
-from servecast import metrics, simulate
+from servecast import metrics, report, simulate
 from servecast.cli import app as cli
 from servecast.plan.planner import make_plan
 from servecast.policies import POLICIES, Continuous, Static
@@ -224,7 +224,7 @@ def test_the_remedy_is_one_that_helps():
     assert too_long(small()) is None
     short = too_long(small(engine={"max_model_len": 100}), longest_request_tokens=360, **refused)
     assert short.remedy == "the longest needs 360 tokens: set engine.max_model_len to 360"
-    assert short.counts == "1 of 10 requests are refused (1 answer too long)"
+    assert short.counts == "1 of 10 requests is refused (1 answer too long)"
     assert "llama-2-7b has 4,096 positions: take a model with more" in too_long(small(), **refused).remedy
     cache = too_long(small(engine={"kv_blocks": 10}), longest_request_tokens=360, rejected_exceeds_kv_cache=1)
     assert "the KV cache holds 160 tokens: give it more memory" in cache.remedy
@@ -254,6 +254,8 @@ def test_a_point_that_refuses_the_long_requests_is_not_the_best_one():
     assert results.summary["ttft_p99_s"].is_monotonic_increasing
     best = judged(per_policy(results.summary)).rows.iloc[0]
     assert best["engine.max_model_len"] == 1000
+    told = str(report.verdict(results.summary, results.scenario["slo"]))
+    assert "at max_model_len 1000" in told and "loses more requests at the other points" in told
 
 
 def test_a_run_in_which_all_fit_says_nothing_of_it():

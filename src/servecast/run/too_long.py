@@ -91,9 +91,10 @@ class TooLong:
         parts = []
         if lost := sum(self.rejected.values()):
             reasons = listed([f"{count:,} {METRICS[name].label}" for name, count in self.rejected.items()])
-            parts.append(f"{lost:,} of {self.arrived:,} requests are refused ({reasons})")
+            parts.append(f"{lost:,} of {self.arrived:,} requests {'is' if lost == 1 else 'are'} refused ({reasons})")
         if self.cut:
-            parts.append(f"{self.cut:,} of {self.completed:,} answers are cut and lack {self.cut_tokens:,} tokens")
+            ends = "is cut and lacks" if self.cut == 1 else "are cut and lack"
+            parts.append(f"{self.cut:,} of {self.completed:,} answers {ends} {self.cut_tokens:,} tokens")
         return listed(parts)
 
     @property

@@ -211,7 +211,8 @@ class _Run:
     def _span(self, best: Any, *, brief: bool) -> str:
         """From where to where a policy's latency goes over points of the same load."""
         own = self.table[self.table["policy"] == best["policy"]]
-        worst = own.loc[ranked(own, self.metric)[-1]]
+        compared = ranked(own, self.metric)
+        worst = own.loc[compared[-1]]
         sentence = f"{best['policy']} {self._point(best, worst, brief=brief)}"
         if len(own) == 1:
             return sentence
@@ -219,7 +220,8 @@ class _Run:
         if self.metric == "slo_attainment":
             less = less or float(best[self.metric]) - float(worst[self.metric]) > SAME
         if not less:
-            return f"{sentence} and much the same at the other points"
+            lost = len(compared) < len(own)
+            return f"{sentence} and {'loses more requests' if lost else 'much the same'} at the other points"
         return f"{sentence} and {self._point(worst, best, brief=brief, verb=False)}"
 
     def _point(self, row: Any, other: Any, *, brief: bool, verb: bool = True) -> str:
