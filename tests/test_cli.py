@@ -655,11 +655,15 @@ def test_steps_beyond_the_measured_ones_are_told_once_for_each_policy(tmp_path, 
     assert all("larger batches (" in line and "than were measured" in line for line in told)
     assert "steps of prompts alone, which were not measured at all" in of["continuous"]
     assert lines[lines.index(told[0]) - 1] == (
-        "  Step times: held-out sums of 16 steps are met to 0.80 % in the median, 1.61 % at p95; mixed steps -0.36 % in "
-        "the mean."
+        "  Step times: held-out sums of 16 decode and mixed steps are met to 0.80 % in the median, 1.61 % at p95; mixed "
+        "steps -0.36 % in the mean. No prefill step was measured."
     )
     page = Path("results/quickstart/report.html").read_text(encoding="utf-8")
-    assert page.index("held-out sums of 16 steps") < page.index("Extrapolated: static") < page.index("<h2>")
+    assert (
+        page.index("held-out sums of 16 decode and mixed steps")
+        < page.index("Extrapolated: static")
+        < page.index("<h2>")
+    )
 
 
 def test_memory_running_out_is_a_table_and_explained(tiny, capsys):

@@ -155,3 +155,24 @@ def test_repeated_rows_are_said():
     shape = StepShape(*(np.broadcast_to(np.asarray(column), 60) for column in shape))
     notes = fit(shape, engine(np.random.default_rng(0)).seconds(shape)).notes
     assert "60 steps of 2 shapes: too few to tell 7 numbers, however often timed" in notes
+
+
+def test_a_run_on_one_regime_says_which_steps_were_judged_and_what_is_pinned(tmp_path):
+    """Steps of prompts alone, fitted and served: the error names prompts, and decode rests on pinned numbers."""
+    from servecast.cost import profile as profiles
+    from servecast.report.trust import step_error
+    from servecast.run.extrapolation import Extrapolation, sentence
+
+    lengths = np.arange(64, 4096, 64)
+    zeros = 0 * lengths
+    shape = StepShape(zeros + 1, lengths, lengths * (lengths + 1) // 2, zeros, zeros, zeros, lengths)
+    profile = fit(shape, engine(np.random.default_rng(0)).seconds(shape))
+    said = step_error(profile.model_dump(mode="json"))
+    assert "held-out prefill steps are met to" in said
+    assert said.endswith("No decode or mixed step was measured.")
+    profiles.save(profile, tmp_path / "toy.yaml")
+    cost = profiles.load(tmp_path / "toy.yaml").cost()
+    assert {"context_s", "row_s"} <= set(cost.pinned)
+    told = sentence("continuous", 0.9, [Extrapolation({}, ("decode",), cost.pinned)])
+    assert "steps without prompts, which were not measured at all: priced by the fitted formula, in which" in told
+    assert "context_s" in told and told.endswith("pinned to physics.")

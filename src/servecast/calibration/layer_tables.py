@@ -73,10 +73,8 @@ def read(
     terms, judged, lone = _terms(folder, model, dense, sequences)
     attention, lone_attention = _settled(attention)
     points = f"{lone} of {len(dense) + len(sequences)} kernels and {lone_attention} of {len(attention)} of attention"
-    notes = [
-        "every kernel but the joint attention is a point of the tables or on the line between two",
-        f"lone points put on the line of their neighbours: {points}",
-    ]
+    notes = ["every kernel but the joint attention is a point of the tables or on the line between two"]
+    notes.append(f"lone points put on the line of their neighbours: {points}")
     files = [folder / DENSE, folder / ATTENTION, folder / PER_SEQUENCE]
     if tensor_parallel > 1:
         if all_reduce is None:

@@ -22,7 +22,7 @@ def explain(
     length: Annotated[list[int], typer.Option(min=1, help="Tokens of a sequence; how many fit?")] = [],  # noqa: B006
     changes: Changes = [],  # noqa: B006 (typer copies it)
 ) -> None:
-    """Show the memory budget line by line, how many sequences fit, and the ridge.
+    """Show the memory budget line by line, how many sequences fit, the ridge, and what each part of a step's price is.
 
     Without a scenario or a model: the worked numbers (intensity, ridges, memory walls, padding).
 

@@ -8,6 +8,7 @@ from servecast import memory
 from servecast.cost.roofline import ridge, ridge_batch
 from servecast.errors import InputError
 from servecast.plan import lessons
+from servecast.report.priced import price_of_a_step
 from servecast.report.tables import table_of
 from servecast.scenario import check, serving
 from servecast.scenario.serving import memory_budget
@@ -41,7 +42,7 @@ def bare_scenario(model: str, device: str | None, profile: str | None, folder: P
 
 
 def explain(scenario: Scenario, lengths: Sequence[int] = ()) -> Iterator[Table]:
-    """Memory budget, concurrency at ``lengths`` and ridge of a scenario.
+    """Memory budget, concurrency at ``lengths``, ridge and price of a step of a scenario.
 
     Raises InputError with vLLM's own start-up errors where the engine would not start, after the budget that shows why.
     """
@@ -63,6 +64,7 @@ def explain(scenario: Scenario, lengths: Sequence[int] = ()) -> Iterator[Table]:
         yield Table(title, heads, (*rows, *_cache(scenario, served, budget)))
         yield _concurrency(budget, lengths, label)
     yield _ridge(served, budget)
+    yield price_of_a_step(served)
 
 
 def _model(served: Serving) -> Table:

@@ -6,10 +6,11 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from servecast.cost.known_error import KNOWN
+from servecast.cost.model import STEP_KINDS
 from servecast.files import plain, scenario_text
 from servecast.report.charts.figure import figure, table
 from servecast.report.charts.spec import Axis, Bar, Bars, Chart, Key, Part
-from servecast.text import BLANK, number, percent, signed
+from servecast.text import BLANK, listed, number, percent, signed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -49,13 +50,17 @@ def step_error(profile: Profile | None, *, calibrated: bool | None = None, execu
     )
     every = all_steps or steps[0]
     sums = every.get("rows_each", 1)
-    what = f"sums of {sums} steps" if sums > 1 else "steps"
+    kinds: list[str] = [kind for kind in STEP_KINDS if any(kind in (e.get("regime"), e.get("along")) for e in steps)]
+    unseen: list[str] = [kind for kind in STEP_KINDS if kinds and kind not in kinds]
+    judged = f"{listed(kinds)} steps" if unseen else "steps"
+    what = f"sums of {sums} {judged}" if sums > 1 else judged
     # Who fits requests has no residuals of steps.
     coarse = "" if (profile or {}).get("residuals", True) else f"; {KNOWN['requests'].words}"
     bias = f"mixed steps {signed(mixed['signed_mean'], 2)} in the mean" if mixed else signed(every["signed_mean"], 2)
     return (
         f"Step times: held-out {what} are met to {_percent(every['median'])} in the median, {_percent(every['p95'])} "
         f"at p95; {bias}{'' if mixed else ' in the mean'}{coarse}."
+        + (f" No {listed(unseen, 'or')} step was measured." if unseen else "")
     )
 
 
