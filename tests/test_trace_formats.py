@@ -847,6 +847,17 @@ def test_what_cannot_be_meant_says_why(trace, content, problem):
         trace(content).read()
 
 
+@pytest.mark.parametrize(
+    "name", ["created_at", "ts", "request_time", "Received Timestamp", "date", "started_ms", "sent_at"]
+)
+def test_a_time_under_a_name_that_is_not_known_is_no_burst(trace, name):
+    """Read without its times, a trace would come all at once; durations are none."""
+    with pytest.raises(InputError, match=f"{name} may be when requests arrive; rename it arrival_s"):
+        trace(f"{name},input_tokens,output_tokens\n0,1,1\n5,2,2\n").read()
+    for other in ("elapsed_time", "ttft_ms", "updated", "attempts", "latency_s"):
+        assert trace(f"{other},input_tokens,output_tokens\n0,1,1\n").read().report.time_unit is None
+
+
 def test_a_span_that_no_clock_can_tell_is_none(trace):
     figures = trace_statistics(trace("arrival_s,prompt_tokens,output_tokens\n0,1,1\n5e-324,2,2\n").read())
     assert figures["mean_rate_rps"] is None

@@ -252,7 +252,9 @@ def _small_run() -> Any:
 
 def formats() -> str:
     """The formats of traces, in the order in which a file is tried."""
-    from servecast.workload.traces.readers import PLAIN_READERS, READERS
+    from servecast.workload.traces import plain
+    from servecast.workload.traces.readers import FORMATS, PLAIN_READERS, READERS
+    from servecast.workload.traces.rows import Reader
 
     rows = [
         [f"`{reader.name}`", _one_line(reader.signature), _one_line(reader.remark or "")]
@@ -262,7 +264,12 @@ def formats() -> str:
         "This page is made from the readers. A file is recognised by its content; the plain formats are tried last. "
         "`--format NAME` and `workload.trace.format` name one where the content does not tell.\n"
     )
-    return f"# Trace formats\n\n{about}\n{_table(('format', 'recognised by', 'remark'), rows)}"
+    meaning = [
+        f"### {', '.join(f'`{one.name}`' for one in vars(form).values() if isinstance(one, Reader))}\n\n{form.__doc__}"
+        for form in (*FORMATS, plain)
+    ]
+    table = _table(("format", "recognised by", "remark"), rows)
+    return f"# Trace formats\n\n{about}\n{table}\n## Units and meaning\n\n{chr(10).join(meaning)}"
 
 
 def catalogue() -> str:

@@ -1,7 +1,8 @@
 """AIPerf's ``profile_export.jsonl``: a line a request, with times in ns since 1970 and metrics that carry their unit.
 
 A request arrives when it was sent (``request_start_ns``). Only the phase ``profiling`` is read; warm-up lines are
-counted as left out, cancelled and failed ones as failed. ``inter_chunk_latency`` is the list of gaps. Source: AIPerf
+counted as left out, cancelled and failed ones as failed. ``input_sequence_length`` is of all that was sent, a turn's
+history included; ``output_sequence_length`` is what came. ``inter_chunk_latency`` is the list of gaps. Source: AIPerf
 0.13.
 """
 

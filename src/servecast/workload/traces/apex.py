@@ -1,5 +1,7 @@
 """APEX: CSV with ``StartTimeOffset`` [ns], ``ContextTokens``, ``GeneratedTokens``; offsets exceed 32 bits.
 
+Offsets are those of the arrivals from the start of the trace; ``ContextTokens`` are the whole prompt.
+
 ``SynthesizedBody`` may be there, quoted; it is not read. Source: github.com/microsoft/apex_plus.
 """
 

@@ -1,7 +1,8 @@
 """Bailian (Qwen): JSON lines with ``chat_id``, ``parent_chat_id`` (-1 for the first turn), ``timestamp`` [s], lengths.
 
-``hash_ids`` stand for 16 tokens each. A session is the chat that a turn descends from, as far as it is in the file.
-Source: github.com/alibaba-edu/qwen-bailian-usagetraces-anon.
+``timestamp`` is the arrival from the start of the trace; ``input_length`` is the whole prompt, history included, and
+``hash_ids`` stand for 16 tokens of it each. A session is the chat that a turn descends from, as far as it is in the
+file. Source: github.com/alibaba-edu/qwen-bailian-usagetraces-anon.
 """
 
 from __future__ import annotations

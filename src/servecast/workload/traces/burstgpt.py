@@ -1,7 +1,8 @@
 """BurstGPT: CSV with ``Timestamp`` [s from the start of day 1], ``Request tokens``, ``Response tokens``, and more.
 
-The second edition adds ``Session ID`` (empty outside of conversations) and ``Elapsed time``, the end-to-end time that
-the original service took [s]. Columns are found by name. No response tokens means that the call failed in the source.
+Times are those of the submission; ``Request tokens`` are the whole prompt, in a conversation with its history. The
+second edition adds ``Session ID`` (empty outside of conversations) and ``Elapsed time``, the end-to-end time that the
+original service took [s]. Columns are found by name. No response tokens means that the call failed in the source.
 Source: github.com/HPMLL/BurstGPT.
 """
 

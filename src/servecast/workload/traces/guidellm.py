@@ -1,8 +1,8 @@
 """GuideLLM's ``benchmarks.json``: one run a benchmark, its requests listed as successful, errored and incomplete.
 
 Times are Unix seconds under ``info.timings``. A request arrives when it was sent (``request_start``):
-``targeted_start`` means something else for each strategy. TTFT is to ``first_token_iteration``, E2E to
-``request_end``. Source: GuideLLM 0.8.
+``targeted_start`` means something else for each strategy. Tokens are those of the whole prompt and of what came. TTFT
+is to ``first_token_iteration``, E2E to ``request_end``. Source: GuideLLM 0.8.
 """
 
 from typing import Any

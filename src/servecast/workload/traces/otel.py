@@ -1,7 +1,7 @@
 """OpenTelemetry spans ``llm_request`` that vLLM exports: OTLP JSON, one document or one a line, all of one run.
 
-``startTimeUnixNano`` [ns, text]; lengths and latencies [s] in attributes ``gen_ai.usage.*`` and ``gen_ai.latency.*``.
-Spans of other names are left out and counted. Source: vLLM 0.32 vllm/tracing.py.
+``startTimeUnixNano`` [ns, text] is the arrival; lengths and latencies [s] in attributes ``gen_ai.usage.*`` and
+``gen_ai.latency.*``. Spans of other names are left out and counted. Source: vLLM 0.32 vllm/tracing.py.
 """
 
 from typing import Any

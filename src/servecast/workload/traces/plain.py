@@ -3,10 +3,11 @@
 A time (``arrival_s``, ``timestamp_ms``, ``start_time_ns``, ...: the unit is in the name; without one, as in
 ``timestamp``, the user gives it, unless the column holds dates), a prompt length (``prompt_tokens``, ``input_tokens``,
 ``input_length``, ...) and an output length (``output_tokens``, ``output_length``, ``generated_tokens``, ...). No time:
-lengths alone. Also read where they are there: ``session``, ``tenant``, ``priority``, ``delay_s`` (after the answer to
-the turn before), ``max_tokens`` (the longest answer that the request allows), ``prefix_ids_512`` (spaces between; the
-number is the block size), and what was measured: ``send_s``, ``ttft_s``, ``e2e_s``. Other columns are
-not read. Two columns that could mean the same are an error.
+lengths alone. A column that looks like a time under another name (``created_at``) is an error: without it, all requests
+would come at once. Also read where they are there: ``session``, ``tenant``, ``priority``, ``delay_s`` (after the answer
+to the turn before), ``max_tokens`` (the longest answer that the request allows), ``prefix_ids_512`` (spaces between;
+the number is the block size), and what was measured: ``send_s``, ``ttft_s``, ``e2e_s``. Prompts are whole, with what
+was said before. Other columns are not read. Two columns that could mean the same are an error.
 """
 
 from __future__ import annotations
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
 UNITS = {"s": "s", "sec": "s", "seconds": "s", "ms": "ms", "us": "us", "ns": "ns"}
 _STEMS = "arrival|arrival_time|arrival_timestamp|timestamp|time|start|start_time|start_time_offset|offset"
 _TIME = re.compile(rf"(?:{_STEMS})(?:_({'|'.join(UNITS)}))?")
+# When something happened, under a name that does not say what or in which unit; durations have other names.
+_EVENTS = "ts|date|datetime|timestamp|created|arrived|arrival|received|sent|submitted|started|scheduled|queued"
+_MAYBE_TIME = re.compile(
+    rf"(?:.*[_ ])?(?:{_EVENTS})(?:[_ ](?:at|on|time|timestamp|ts|s|ms|us|ns|unix|utc|epoch))*"
+    "|(?:request|event|log|wall)[_ ]?time|at|when",
+    re.IGNORECASE,
+)
 _ROLES = {
     "prompt": "prompt_tokens prompt_length prompt_len input_tokens input_length input_len context_tokens "
     "num_prompt_tokens num_input_tokens isl",
@@ -59,6 +67,10 @@ def _plain_layout(header: list[str], row: list[str]) -> Layout | None:
             only[role] = f"{only[role]} and {name}" if role in only else name
     if not only.keys() >= {"prompt", "output"}:
         return None
+    unread = next((name for name in header if name not in _NAMED and _MAYBE_TIME.fullmatch(name)), None)
+    if "time" not in only and unread is not None:
+        problem = f"{unread} may be when requests arrive; rename it arrival_s, arrival_ms or timestamp, or take it out"
+        raise InputError("columns", problem)
     for role, names in only.items():
         if " " in names:
             raise InputError("columns", f"{names} could both be the {role}; rename all but one")

@@ -1,5 +1,7 @@
 """Splitwise-sim: CSV with ``arrival_timestamp`` [s], ``prompt_size``, ``token_size``; an application is a tenant here.
 
+Times count from the start of the trace; ``prompt_size`` is the whole prompt.
+
 Source: github.com/Mutinifni/splitwise-sim.
 """
 

@@ -109,6 +109,10 @@ def notes_on(
         yield "sessions: chained changes nothing: the trace does not say when its turns were answered"
     if file.prompt_scale != 1 and rows.prefix_ids is None and report.prefix_block_size is None:
         yield f"prompt_scale {file.prompt_scale:g}: prefix ids are left out, they stand for prompts as they were"
+    if report.outside_slice:
+        yield f"{report.outside_slice:,} of {report.rows_read:,} rows lie outside the slice and are left out"
+    if report.beyond_requests:
+        yield f"{report.beyond_requests:,} of {report.rows_read:,} rows come after the requests asked for"
     if report.clipped:
         yield f"{report.clipped:,} requests are clipped to the limits"
     if report.over_limit:

@@ -1,6 +1,7 @@
 """Vidur and Sarathi: CSV with ``num_prefill_tokens,num_decode_tokens``, and ``arrived_at`` [s] where it is a trace.
 
-Without times they are lengths alone. Source: github.com/microsoft/vidur, data/processed_traces.
+``num_prefill_tokens`` are the whole prompt. Without times they are lengths alone. Source: github.com/microsoft/vidur,
+data/processed_traces.
 """
 
 from servecast.workload.traces.delimited import Delimited, fixed

@@ -1,10 +1,11 @@
 """Detailed results of ``vllm bench serve --save-detailed`` and of SGLang's ``bench_serving --output-details``.
 
 Lists with an entry a request: ``input_lens``, ``output_lens`` [tokens], ``ttfts``, ``itls`` [s], ``errors`` ("" is
-well). vLLM adds ``start_times`` [s of a clock with any origin] and ``latencies`` [s] in newer versions; SGLang has no
-start times, and neither have older files: they hold lengths and latencies, no arrivals. Where there is no latency it
-is TTFT + ITLs. ``--append-result`` and SGLang put one document after another; a literal NaN or Infinity is read, where
-it is not needed. Source: vLLM 0.32 vllm/benchmarks/serve.py; SGLang bench_serving.py.
+well). ``input_lens`` are whole prompts, ``output_lens`` the tokens that came, not those allowed. vLLM adds
+``start_times`` [s of a clock with any origin] and ``latencies`` [s] in newer versions; SGLang has no start times, and
+neither have older files: they hold lengths and latencies, no arrivals. Where there is no latency it is TTFT + ITLs.
+``--append-result`` and SGLang put one document after another; a literal NaN or Infinity is read, where it is not
+needed. Source: vLLM 0.32 vllm/benchmarks/serve.py; SGLang bench_serving.py.
 """
 
 from itertools import repeat
