@@ -152,9 +152,9 @@ def elementwise(model: ModelSpec, device: DeviceSpec, knots: Sequence[int], tens
     queries = attention.heads // tensor_parallel * attention.head_dim
     keys = attention.kv_heads_per_gpu(split) * attention.head_dim
     inner = mlp.matrices * mlp.intermediate // tensor_parallel
-    turned = 2 * (queries + keys)
-    layer = 8 * model.hidden + inner + turned * (2 if attention.qk_norm else 1) + 4 * keys
-    launches = 6 if attention.qk_norm else 5
+    turned, normed = 2 * (queries + keys), attention.qk_norm or attention.whole_qk_norm
+    layer = 8 * model.hidden + inner + turned * (2 if normed else 1) + 4 * keys
+    launches = 6 if normed else 5
     once, moved = (model.layers * launches + 2) * KERNEL_S, (model.layers * layer + 6 * model.hidden) * value
     points = ((n, once + moved * n / device.bandwidth_Bps) for n in knots)
     return Term("elementwise kernels", "tokens", "roofline", curve(points))

@@ -3,11 +3,11 @@
     step = max(linear FLOPs / F, linear bytes / B) + max(attention FLOPs / F, attention bytes / B)
          + all-reduce + overhead
     F = compute_efficiency x peak FLOP/s of the model's dtype      B = bandwidth_efficiency x peak bytes/s
-    all-reduce = 2 x layers x 2 (t-1)/t x tokens x hidden x bytes per value / interconnect   on t GPUs
+    all-reduce = n x 2 (t-1)/t x tokens x hidden x bytes per value / interconnect   on t GPUs
 
-(Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009; the all-reduce is a ring, twice a layer, its latency
-left to the overhead.) Both efficiencies are at most 1, so no step is faster than its bytes or its FLOPs allow. Left
-out: small kernels, launch gaps, waves, and the softness of the knee, of which the fitted model knows more.
+(Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009; the n all-reduces are rings, two in most layers, their
+latency left to the overhead.) Both efficiencies are at most 1, so no step is faster than its bytes or its FLOPs allow.
+Left out: small kernels, launch gaps, waves, and the softness of the knee, of which the fitted model knows more.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Roofline:
         derive(self, "_bandwidth", self.device.bandwidth_Bps * self.bandwidth_efficiency)
         share = 2 * (self.tensor_parallel - 1) / self.tensor_parallel
         message = self.model.hidden * bytes_per_value(self.model.dtype)
-        reduced = 2 * self.model.layers * share * message
+        reduced = self.model.all_reduces * share * message
         alone = self.tensor_parallel == 1  # a device may state no interconnect
         derive(self, "_reduce_s", 0.0 if alone else reduced / self.device.interconnect_Bps)
         attended = self.model.attended(self.kv_dtype, self.tensor_parallel)

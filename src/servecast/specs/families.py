@@ -15,8 +15,9 @@ from servecast.specs.layers.layer import Weights
 
 _LLAMA = Family()
 _TIED = Family(tied=True)
-_QWEN2 = Family(qkv_bias=True, output_bias=False)
-_QWEN3 = Family(qk_norm="head", defaults={"head_dim": 128})
+_NO_WINDOW = {"use_sliding_window": False}
+_QWEN2 = Family(qkv_bias=True, output_bias=False, defaults=_NO_WINDOW)
+_QWEN3 = Family(qk_norm="head", defaults={"head_dim": 128, **_NO_WINDOW})
 _GEMMA = Family(tied=True, defaults={"head_dim": 256})
 _GEMMA2 = replace(_GEMMA, norms=4, every=2)
 _GEMMA3_DEFAULTS = {
@@ -44,7 +45,7 @@ FAMILIES: Final[dict[str, Family]] = {
     **dict.fromkeys(("emu3_text_model", "smolvlm_text"), _LLAMA),
     "ministral": replace(_LLAMA, qkv_bias=False, output_bias=False),
     "phi3": replace(_LLAMA, qkv_bias=False, output_bias=False),
-    "smollm3": _TIED,
+    "smollm3": replace(_TIED, defaults=_NO_WINDOW),
     "ernie4_5": replace(_TIED, qkv_bias="use_bias", output_bias="use_bias", mlp_bias="use_bias"),
     **dict.fromkeys(("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _QWEN2),
     **dict.fromkeys(("qwen3", "qwen3_vl", "qwen3_vl_text"), _QWEN3),
@@ -53,8 +54,9 @@ FAMILIES: Final[dict[str, Family]] = {
     "glm": Family(output_bias=False, defaults=expected("attention_bias")),
     "glm4": Family(norms=4, output_bias=False, defaults=expected("attention_bias")),
     "hunyuan_v1_dense": _HUNYUAN,
-    "exaone4": Family(qk_norm="head", qkv_bias=False, output_bias=False),
-    **dict.fromkeys(("olmo2", "olmo3"), _OLMO2),
+    "exaone4": Family(qk_norm="head", every=4, qkv_bias=False, output_bias=False),
+    "olmo2": _OLMO2,
+    "olmo3": replace(_OLMO2, every=4),
     "olmo": Family(norms=0, ends=0),
     "cohere": Family(tied=True, norms=1, qk_norm="whole", qk_norm_key="use_qk_norm"),
     "cohere2": Family(tied=True, norms=1, every=4),
@@ -84,8 +86,8 @@ FAMILIES: Final[dict[str, Family]] = {
     # mixtures of experts
     "mixtral": Family(qkv_bias=False, output_bias=False),
     "phimoe": replace(_BIASED_NORMS, head_bias="lm_head_bias"),
-    "qwen2_moe": replace(_QWEN2, qkv_bias="qkv_bias", shared_gate=True, defaults=expected("qkv_bias")),
-    **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe", "qwen3_vl_moe_text"), replace(_QWEN3, defaults={})),
+    "qwen2_moe": replace(_QWEN2, qkv_bias="qkv_bias", shared_gate=True, defaults=expected("qkv_bias", **_NO_WINDOW)),
+    **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe", "qwen3_vl_moe_text"), replace(_QWEN3, defaults=_NO_WINDOW)),
     "gpt_oss": Family(
         sinks=True, every=2, router_bias=True, expert_biases=True, defaults=expected("attention_bias", head_dim=64)
     ),
@@ -108,7 +110,7 @@ FAMILIES: Final[dict[str, Family]] = {
         _HUNYUAN, defaults=expected("use_qk_norm", num_shared_expert=1), inert=("use_mixed_mlp_moe",)
     ),
     "hy_v3": Family(qk_norm="head", router_bias=True),
-    "exaone_moe": Family(qk_norm="head", router_bias=True, qkv_bias=False, output_bias=False),
+    "exaone_moe": Family(qk_norm="head", every=4, router_bias=True, qkv_bias=False, output_bias=False),
     "afmoe": Family(norms=4, qk_norm="head", attention_gate=True, router_bias=True, every=4),
     "solar_open": Family(router_bias=True),
     "sarvam_moe": Family(
@@ -126,7 +128,9 @@ FAMILIES: Final[dict[str, Family]] = {
     # a fixed state in most layers, or beside attention
     **dict.fromkeys(("qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_text"), _DELTA),
     "kimi_linear": Family(hybrids.kimi_linear, router_bias=True),
-    "minimax": Family(hybrids.lightning, qkv_bias=False, output_bias=False),
+    **dict.fromkeys(
+        ("minimax", "minimax_text_01", "minimax_m1"), Family(hybrids.lightning, qkv_bias=False, output_bias=False)
+    ),
     "nemotron_h": Family(hybrids.nemotron_h, gated=False, router_bias=True),
     "falcon_h1": Family(hybrids.falcon_h1),
     "bamba": Family(hybrids.bamba),

@@ -124,6 +124,11 @@ class ModelSpec:
         return counted
 
     @property
+    def all_reduces(self) -> int:
+        """All-reduces of one step on several GPUs: after what mixes tokens in a layer, and after its feed-forward."""
+        return sum(g.layers * (bool(g.layer.mixers) + (g.layer.feed_forward is not None)) for g in self.groups)
+
+    @property
     def feed_forwards(self) -> Mapping[str, int]:
         """How many layers have which feed-forward: {"dense of 18,432": 3, "8 of 256 experts of 2,048": 58}."""
         counted: Counter[str] = Counter()
@@ -153,7 +158,9 @@ class ModelSpec:
             return "a mixture of experts"
         if unlike := [kind for kind in self.kinds if kind != "full attention"]:
             return unlike[0]
-        return "layers of several widths" if len(self.groups) > 1 else ""
+        if not all(isinstance(mixer, Attention) and mixer.plain for _, mixer in self._mixers()):
+            return "attention with a gate, or with values of another width"
+        return "layers of several kinds" if len(self.groups) > 1 else ""
 
     @property
     def padded_vocab(self) -> int:

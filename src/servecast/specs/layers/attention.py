@@ -57,6 +57,11 @@ class Attention:
         cached = "full attention" if self.window is None else f"sliding window of {self.window:,}"
         return f"{cached} (shared cache)" if self.shares_cache else cached
 
+    @property
+    def plain(self) -> bool:
+        """Whether queries, keys, values and the output are all there is, as wide as each other."""
+        return not (self.gated or self.value_dim or self.inputs or self.key_is_value or self.shares_cache)
+
     def kv_heads_per_gpu(self, split: Split) -> int:
         """KV heads on each GPU: an equal share, or one replicated head where GPUs outnumber them."""
         split.share("attention heads", self.heads)
