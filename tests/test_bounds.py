@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from servecast.cli import app
 from servecast.errors import InputError
 from servecast.scenario import Scenario, load
 from servecast.scenario.document import value
@@ -58,13 +59,18 @@ def test_what_is_too_large_is_refused_with_bound_and_reason(key, given, says):
     assert says in refused.value.problem and len(str(refused.value)) < 400
 
 
+#: Ten lines that hold ten billion values.
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n"
+    for before, name in zip("abcdefghi", "bcdefghij", strict=True)
+)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9]\n", None),
-        ("a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
-            f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefghi", "bcdefghij", strict=True)
-        ), "111,111 values"),
+        (BOMB, "111,111 values"),
         ("a: &a [*a]\n", "levels deep"),
         ("a: " + "[" * 100 + "]" * 100, "levels deep"),
         ("a: !!binary aGk=\n", "constructor for the tag"),
@@ -82,3 +88,19 @@ def test_aliases_cannot_blow_up_and_data_is_plain(tmp_path, text, says):
         with pytest.raises(InputError, match="is not a YAML value"):
             value("{" + text.replace("\n", ", ") + "}", "--set a")
     assert json.dumps(str(refused.value)).count("\\n") == 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [("explain", "--model", "llama-3.1-8b", "--device"), ("explain", "--model", "qwen3-14b", "--profile")]
+)
+@pytest.mark.parametrize(
+    "text", [BOMB, "a: &a [*a]\n", "a: " + "[" * 3000, "a: " + "9" * 6000, "a: !!timestamp 2020-13-45\n"]
+)
+def test_every_yaml_file_is_read_as_plain_data(tmp_path, capsys, arguments, text):
+    file = tmp_path / "file.yaml"
+    file.write_text(text)
+    with pytest.raises(SystemExit) as end:
+        app.main([*arguments, str(file)])
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and len(said.splitlines()) == 1
+    assert said.startswith(f"{file}: is not YAML of plain data (")

@@ -530,7 +530,7 @@ def test_a_device_of_ones_own(tmp_path):
         ("tdp_w", "0", ".tdp_w: 0"),
         ("tdp_w", "true", ".tdp_w: True"),
         ("interconnect_Bps", "3e10x", ".interconnect_Bps: '3e10x'"),
-        ("bandwidth_Bps", "1e12", ".bandwidth_Bps: '1e12'"),  # a string to PyYAML: the remedy shows how to write it
+        ("bandwidth_Bps", "'1e12'", ".bandwidth_Bps: '1e12'"),  # a string: the remedy shows how to write it
         ("flops", "{bf16: .nan}", ".flops.bf16: nan"),
         ("flops", "{bf17: 1.0}", ".flops: 'bf17'"),
         ("flops", "{}", ".flops: {}"),

@@ -288,21 +288,16 @@ def load(name_or_path: str | Path) -> Profile | TabulatedProfile:
     Raises InputError with file and key path for anything the file should not hold.
     """
     path = _find(name_or_path)
-    import yaml
+    from servecast import plain_yaml
 
-    try:
-        # The same language read in C where PyYAML has it: tables are long.
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(str(path), f"is not YAML ({' '.join(str(error).split())})") from error
+    data = plain_yaml.read(path)
     if not isinstance(data, dict):
         problem = f"holds {type(data).__name__}, not the keys of a profile: write one with servecast fit"
         raise InputError(str(path), problem)
     try:
         # Through JSON, because there strict validation takes a list for a tuple and nothing else for anything else.
         kind = TabulatedProfile if "kind" in data else Profile
-        profile: Profile | TabulatedProfile = kind.model_validate_json(json.dumps(data, default=str))
+        profile: Profile | TabulatedProfile = kind.model_validate_json(json.dumps(data))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])

@@ -80,11 +80,6 @@ def _unknown(wanted: str, what: str, known: Sequence[ModelSpec | DeviceSpec], ot
 
 
 def _yaml(path: Path) -> Any:
-    import yaml  # here: the interface answers --help without it
+    from servecast import plain_yaml  # here: the interface answers --help without it
 
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise InputError(str(path), f"cannot be read ({error.strerror}); give an existing file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(str(path), f"is not YAML ({' '.join(str(error).split())})") from error
+    return plain_yaml.read(path)

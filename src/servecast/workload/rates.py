@@ -214,4 +214,5 @@ class Modulated:
             total += float(rate.sum())
         passed = np.concatenate([[0.0], np.cumsum(np.concatenate(chunks))])
         second = np.maximum(np.searchsorted(passed, due, "left") - 1, 0)
-        return np.asarray(first_s + second + (due - passed[second]) / (passed[second + 1] - passed[second]))
+        rate = passed[second + 1] - passed[second]  # 0 where the factors of the first arrival's second vanish
+        return np.asarray(first_s + second + np.divide(due - passed[second], rate, out=np.zeros(n), where=rate > 0))

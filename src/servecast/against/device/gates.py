@@ -15,9 +15,9 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Annotated, Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from servecast import plain_yaml
 from servecast import scenario as scenarios
 from servecast.against.device.compare import METRICS, WASTE
 from servecast.errors import InputError
@@ -90,12 +90,7 @@ class ValidationFile(_Section):
 
 def read(path: Path) -> ValidationFile:
     """Read and check the file of a validation. Raises InputError with the file and the key of what is wrong."""
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(str(path), f"cannot be read ({error.strerror}): give the file of a validation") from None
-    except yaml.YAMLError as error:
-        raise InputError(str(path), f"is not YAML ({' '.join(str(error).split())})") from None
+    data = plain_yaml.read(path)
     if not isinstance(data, dict) or "scenario" not in data:
         raise InputError(str(path), "has no key 'scenario': a validation holds scenario, loads and gates")
     try:

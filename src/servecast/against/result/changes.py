@@ -94,14 +94,14 @@ class Difference:
 @contextmanager
 def reading(folder: Path, command: str) -> Iterator[None]:
     """While the files of a folder are read that ``command`` wrote: what goes wrong is one line."""
-    import yaml
-
     try:
         yield
+    except InputError as error:
+        raise InputError(error.place, f"{error.problem}, or name a results folder of {command}") from None
     except OSError as error:
         problem = f"{error.strerror}: name a results folder, as {command} writes it"
         raise InputError(str(error.filename or folder), problem) from None
-    except (ValueError, KeyError, IndexError, TypeError, yaml.YAMLError) as error:
+    except (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError) as error:
         problem = f"cannot be read ({' '.join(repr(error).split())[:120]}): name a results folder of {command}"
         raise InputError(str(folder), problem) from None
 

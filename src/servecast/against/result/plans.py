@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import yaml
-
+from servecast import plain_yaml
 from servecast.against.result.changes import SAME, Change, Difference, keys_between, reading
 from servecast.errors import InputError
 from servecast.files import SCENARIO
@@ -75,7 +74,7 @@ def _read(path: Path) -> _Side:
     with reading(folder, "servecast plan"):
         plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
         scenario = folder / SCENARIO
-        known = yaml.safe_load(scenario.read_text(encoding="utf-8")) if scenario.is_file() else None
+        known = plain_yaml.read(scenario) if scenario.is_file() else None
         _ = plan["best"], plan["options"][0]["target"], plan["options"][0]["unit"]
     return _Side(folder, plan, known if isinstance(known, dict) else None)
 

@@ -75,11 +75,12 @@ def difference(first: Path, second: Path) -> Difference:
 
 def _read(folder: Path) -> _Side:
     import pandas as pd
-    import yaml
+
+    from servecast import plain_yaml
 
     folder = folder.parent if folder.name == "summary.csv" else folder
     with reading(folder, "servecast run"):
-        scenario = yaml.safe_load((folder / SCENARIO).read_text(encoding="utf-8"))
+        scenario = plain_yaml.read(folder / SCENARIO)
         summary = pd.read_csv(folder / "summary.csv")
         if not isinstance(scenario, dict) or (summary["seed"] % 1 != 0).any():
             raise ValueError("a scenario is a mapping, and a seed a whole number")
