@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from servecast.cli import app
 
-LONGEST_S, MORE_BYTES = 60, 3 << 30  # of one command: far above what any takes, below what a hang or a leak does
+LONGEST_S, MORE_BYTES = 120, 3 << 30  # of one command: far above what any takes, below what a hang or a leak does
 MEGABYTE = "x" * (1 << 20)
 
 #: By type, at every magnitude; then what a text file can hold instead of a value.

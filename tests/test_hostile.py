@@ -183,6 +183,9 @@ def small(data, folder):
         made = points(check(data, folder))
     except InputError:
         return True  # one that is refused is soon done
+    searches = [point.scenario.search for point in made if point.scenario.search is not None]
+    if any(each.most_requests > 100 or each.draws > 2 or each.seeds > 2 or each.most_seeds > 12 for each in searches):
+        return False
     requests = max(point.scenario.workload.requests or 4 for point in made)
     return len(made) <= 8 and requests * max(point.scenario.replicas or 1 for point in made) <= 20_000
 
@@ -209,7 +212,7 @@ def test_a_scenario_is_checked(folder, data):
     assert with_one_line(lambda: check(data, folder)).startswith("scenario")
 
 
-@settings(max_examples=MANY, **EXAMPLES)
+@settings(max_examples=MANY // 2, **EXAMPLES)
 @given(data=scenarios(), command=st.sampled_from(["run", "run", "plan", "explain"]))
 def test_a_scenario_of_any_values(folder, data, command):
     if small(data, folder):
@@ -233,13 +236,13 @@ DEVICE = entry("devices", "h100-sxm")
 PROFILES = {name: shipped(name) for name in ("h100-qwen3-14b", "rtx4090-llama-3.1-8b-layers")}
 
 
-@settings(max_examples=MANY, **EXAMPLES)
+@settings(max_examples=MANY // 2, **EXAMPLES)
 @given(data=mutated(DEVICE))
 def test_a_device_of_any_values(folder, data):
     ends_well("explain", "--model", "llama-3.1-8b", "--device", written(folder / "device.yaml", data), "--length", 500)
 
 
-@settings(max_examples=MANY // 2, **EXAMPLES)
+@settings(max_examples=MANY // 4, **EXAMPLES)
 @given(made=st.sampled_from(sorted(PROFILES)).flatmap(lambda name: mutated(PROFILES[name])))
 def test_a_profile_of_any_values(folder, made):
     place, changed = written(folder / "profile.yaml", made), {"workload": WORKLOADS[0], "policies": [ONE]}
@@ -378,7 +381,7 @@ TEXTS = [
 OPTIONS = [each for each in _options() if each[0] in GIVEN]  # a device's commands compute, and are left out
 
 
-@settings(max_examples=MANY // 2, **EXAMPLES)
+@settings(max_examples=MANY // 3, **EXAMPLES)
 @given(option=st.sampled_from(OPTIONS), text=st.sampled_from(TEXTS))
 def test_an_option_of_any_value(folder, option, text):
     command, name = option
