@@ -789,7 +789,7 @@ def answered(path, *options):
 @pytest.mark.parametrize("name", [name for name, (_, content, _) in FILES.items() if isinstance(content, str)])
 @given(data=st.data())
 @settings(
-    max_examples=10, deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=6, deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_any_value_in_any_field_is_read_or_refused_in_one_line(trace, capsys, name, data):
     path = trace(spoilt(FILES[name][1], data)).path

@@ -194,3 +194,40 @@ def test_hash_ids_of_a_turn_without_an_answer_do_not_grow(trace):
     assert result.columns.prompt_tokens.tolist() == [544, 1024]
     assert blocks[0][:32] == blocks[1][:32]
     assert blocks[0][32] != blocks[1][32]
+
+
+def test_sessions_without_times_start_at_once_and_go_on_at_once(trace):
+    """AIPerf's own example of turns has no time; a turn with neither time nor delay follows the answer."""
+    turn = {"session_id": "a", "input_length": 30, "output_length": 4}
+    result = trace(turn, turn | {"delay": 2000, "input_length": 15}, turn | {"input_length": 5}).read()
+    assert result.columns.arrival_s.tolist() == [0, 2.0, 2.0]
+    assert result.columns.delay_s.tolist()[1:] == [2.0, 0.0]
+    assert result.columns.prompt_tokens.tolist() == [30, 30 + 4 + 15, 49 + 4 + 5]
+
+
+def test_a_block_size_that_the_format_itself_has_is_refused(trace):
+    row = {
+        "chat_id": 1,
+        "parent_chat_id": -1,
+        "timestamp": 1,
+        "input_length": 32,
+        "output_length": 1,
+        "hash_ids": [1, 2],
+    }
+    with pytest.raises(InputError, match="block_size is 64, but bailian says itself what an id stands for"):
+        trace(row, block_size=64).read()
+
+
+def test_graphs_of_agents_are_no_mooncake_trace(trace):
+    header = {"schema": "dynamo.agentic_mooncake", "version": 2, "block_size": 4}
+    row = {
+        "request_id": "r",
+        "session_id": "s",
+        "input_length": 4,
+        "output_length": 2,
+        "hash_ids": [1],
+        "not_before_ms": 0,
+        "dependencies": [],
+    }
+    with pytest.raises(InputError, match="is of no known trace format"):
+        trace(header, row).read()

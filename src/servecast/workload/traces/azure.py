@@ -1,8 +1,8 @@
 """Azure LLM inference traces of 2023, 2024 and 2025: CSV with ``TIMESTAMP,ContextTokens,GeneratedTokens``.
 
-2023: ``2023-11-16 18:15:46.6805900`` without a zone, 7 digits (100 ns), CRLF, no final newline. 2024: ``2024-05-12
-00:00:00.001163+00:00``, no fraction on whole seconds. Times are kept as exact whole nanoseconds; one without a zone is
-taken as UTC; they are those of the invocation. ``ContextTokens`` are the whole prompt. 2025 (multimodal):
+2023: ``2023-11-16 18:15:46.6805900`` without a zone, 7 digits (100 ns), CRLF, no final newline. 2024:
+``2024-05-12 00:00:00.001163+00:00``, no fraction on whole seconds. Times are those of the invocation, kept as exact
+whole nanoseconds; one without a zone is taken as UTC. ``ContextTokens`` are the whole prompt. 2025 (multimodal):
 ``2024-10-15T12:00:00.269Z`` and a column ``NumImages``, which is not read. Source: github.com/Azure/AzurePublicDataset.
 """
 

@@ -8,8 +8,9 @@ No ids, or an empty list, means that the prefix is not known. Dynamo's rows may 
 ``input_tokens`` and ``output_tokens`` instead.
 
 Session form (AIPerf): rows of one ``session_id`` are turns; a turn has a ``timestamp``, or a ``delay`` [ms] after the
-turn before it was answered. Its ``input_length`` is what is new: AIPerf sends what was said before along with it.
-Where the ids of later turns begin like those of the first (Dynamo), lengths are whole prompts.
+turn before it was answered; with neither, a first turn is at 0 and a later one follows at once. Its ``input_length`` is
+what is new: AIPerf sends what was said before along with it. Where the ids of later turns begin like those of the first
+(Dynamo), lengths are whole prompts.
 
 Timed traces have the same keys in seconds: vLLM's ``timed_trace`` with blocks of 16 tokens, GuideLLM's
 ``trace_synthetic`` without ids. So the unit is told by what only one of them has: blocks other than 16, sessions,
@@ -50,6 +51,7 @@ PREFIX_BLOCK_SIZE, TIMED_TRACE_BLOCK_SIZE = 512, 16
 _TIMES = "timestamp", "created_time"
 _PROMPTS, _OUTPUTS = ("input_length", "input_tokens"), ("output_length", "output_tokens")
 _MARKS = {"session_id", "delay", "created_time"}  # of rows in milliseconds
+_OTHERS = {"chat_id", "parent_chat_id", "dependencies", "not_before_ms"}  # Bailian; Dynamo's graphs of agents
 _SIZES = (PREFIX_BLOCK_SIZE, TIMED_TRACE_BLOCK_SIZE, *(2**power for power in range(3, 13)))
 _EPOCH_S = (1e9, 1e10)  # 2001 to 2286 in seconds since 1970; in ms, weeks after the start of a trace
 
@@ -63,26 +65,33 @@ def _one_of(row: dict[str, Any], names: tuple[str, ...]) -> str:
 
 
 def _row(block_size: int) -> Callable[[dict[str, Any]], Row]:
+    begun: set[str] = set()  # sessions
+
     def row(values: dict[str, Any]) -> Row:
         if _is_header(values):
             raise LeftOut("header")
         if values.get("block_size", block_size) != block_size:
             raise Malformed(f"block_size is not {block_size} as in the rows before", values["block_size"])
-        delay = moment_in(values, "delay") if values.get("delay") is not None else None
-        # A turn that waits for the one before has no time of its own: see `trace_file`, which gives it one.
-        timed = delay is None or any(values.get(name) is not None for name in _TIMES)
-        time = moment_in(values, _one_of(values, _TIMES)) if timed else 0
-        prompt, output = (tokens_in(values, _one_of(values, names)) for names in (_PROMPTS, _OUTPUTS))
-        ids = prefix_ids("hash_ids", values.get("hash_ids"), prompt, block_size)
-        if delay is None and "session_id" not in values:
-            return Row(time, prompt, output, ids)
         session = values.get("session_id")
-        if session is None and delay is not None:
-            raise Malformed("delay without a session_id", delay)
         if session is not None and (isinstance(session, bool) or not isinstance(session, str | int)):
             raise Malformed("session_id is not a name", json.dumps(session))
         named = None if session is None else str(session)
-        return Row(time, prompt, output, ids, named, delay=nan if delay is None else delay / 1000)
+        timed = any(values.get(name) is not None for name in _TIMES)
+        delay = None
+        if values.get("delay") is not None:
+            delay = moment_in(values, "delay") / 1000
+        elif not timed and named in begun:
+            delay = 0.0
+        if named is None and delay is not None:
+            raise Malformed("delay without a session_id", delay)
+        # A turn that waits for the one before has no time of its own: see `trace_file`, which gives it one.
+        untimed = not timed and named is not None
+        time = 0 if untimed else moment_in(values, _one_of(values, _TIMES))
+        prompt, output = (tokens_in(values, _one_of(values, names)) for names in (_PROMPTS, _OUTPUTS))
+        ids = prefix_ids("hash_ids", values.get("hash_ids"), prompt, block_size)
+        if named is not None:
+            begun.add(named)
+        return Row(time, prompt, output, ids, named, delay=nan if delay is None else delay)
 
     return row
 
@@ -94,8 +103,8 @@ def _is_header(row: dict[str, Any]) -> bool:
 def _fits(row: dict[str, Any]) -> bool:
     sides = all(row.keys() & set(names) for names in (_PROMPTS, _OUTPUTS))
     own = {"input_length", "output_length"} <= row.keys() or row.keys() & {"created_time", "hash_ids"}
-    timed = row.keys() & {*_TIMES, "delay"}
-    return bool(sides and own and timed) and not row.keys() & {"chat_id", "parent_chat_id"}
+    timed = row.keys() & {*_TIMES, "delay", "session_id"}
+    return bool(sides and own and timed) and not row.keys() & _OTHERS
 
 
 def _block_size(rows: list[dict[str, Any]]) -> int | None:

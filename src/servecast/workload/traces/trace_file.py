@@ -168,6 +168,9 @@ class TraceFile:
         with opened(self.path, self.part, self.block_size) as content:
             reader, found = self._reader(content)
             unit = self._unit(reader, found)
+            if self.block_size not in (None, found.prefix_block_size):
+                problem = f"block_size is {self.block_size}, but {reader.name} says itself what an id stands for"
+                raise InputError(self.path, f"{problem}; leave it out")
             rejections.counted = reader.counted
             blocks = []
             for block in reader.blocks(content, found, rejections):
