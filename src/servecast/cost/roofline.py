@@ -27,7 +27,7 @@ from servecast.specs.dtypes import bytes_per_value
 if TYPE_CHECKING:
     from servecast.cost.model import Scalars
     from servecast.specs.device import DeviceSpec
-    from servecast.specs.model import Attended, ModelSpec
+    from servecast.specs.model import Attended, Linear, ModelSpec
 
 COMPUTE_EFFICIENCY: Final = 0.70
 """Share of peak FLOP/s that matrix multiplications reach inside a running engine. Alone, Qwen3-14B's layers reach 0.80
@@ -66,6 +66,7 @@ class Roofline:
     _decode_pair_s: float = field(init=False, repr=False, compare=False)
     _context_s: float = field(init=False, repr=False, compare=False)
     _attended: Attended = field(init=False, repr=False, compare=False)
+    _matmuls: Linear = field(init=False, repr=False, compare=False)
     _layers: tuple[tuple[int | None, float, float], ...] = field(init=False, repr=False, compare=False)
     _linear: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -85,6 +86,7 @@ class Roofline:
         derive(self, "_reduce_s", 0.0 if alone else reduced / self.device.interconnect_Bps)
         attended = self.model.attended(self.kv_dtype, self.tensor_parallel)
         derive(self, "_attended", attended)
+        derive(self, "_matmuls", self.model.linear(self.tensor_parallel))
         # Every kind of read as so many layers of the first kind: what a pair or a cached token costs in one of those.
         reads, first = attended.reads, attended.reads[0][1]
         compute = [layers * (read.decode_pair / first.decode_pair) for layers, read in reads]
@@ -159,8 +161,8 @@ class Roofline:
 
     def _linear_s(self, shape: StepShape) -> Scalars:
         """Everything but attention [s]: a function of tokens and rows alone."""
-        compute = self.model.linear_flops(shape, tensor_parallel=self.tensor_parallel) / self._flops
-        memory = self.model.linear_bytes(shape, tensor_parallel=self.tensor_parallel) / self._bandwidth
+        compute = self._matmuls.flops(shape) / self._flops
+        memory = self._matmuls.bytes(shape) / self._bandwidth
         tokens = shape.prefill_tokens + shape.decode_rows
         return np.maximum(compute, memory) + self._reduce_s * tokens + self.overhead_s
 

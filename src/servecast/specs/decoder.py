@@ -29,9 +29,13 @@ def decoder(keys: Keys, family: Family) -> Iterable[Layer]:
     spans = windows(keys, family, layers) if isinstance(mixer, Attention) else _alike(keys, layers)
     sparse = sparse_layers(keys, layers) if (mixture := experts(keys, family)) else set()
     dense = None if mixture and len(sparse) == layers else feed_forward(keys, family)
+    made: dict[tuple[int | None, bool], Layer] = {}
     for number, window in enumerate(spans):
-        here = replace(mixer, window=window) if isinstance(mixer, Attention) else mixer
-        yield Layer((here,), mixture if number in sparse else dense, family.norms, family.extra)
+        kind = window, number in sparse
+        if kind not in made:
+            here = replace(mixer, window=window) if isinstance(mixer, Attention) else mixer
+            made[kind] = Layer((here,), mixture if kind[1] else dense, family.norms, family.extra)
+        yield made[kind]
 
 
 @dataclass(frozen=True, slots=True)

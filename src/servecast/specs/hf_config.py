@@ -21,14 +21,13 @@ from servecast.specs.config_keys import Keys
 from servecast.specs.decoder import said
 from servecast.specs.dtypes import dtype_name
 from servecast.specs.families import FAMILIES, REFUSED
-from servecast.specs.layers.layer import LayerGroup, Split, Weights, named
+from servecast.specs.layers.layer import Layer, LayerGroup, Split, Weights, named
 from servecast.specs.model import ModelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from servecast.specs.decoder import Family
-    from servecast.specs.layers.layer import Layer
     from servecast.specs.quantization import Quantization
 
 
@@ -140,11 +139,15 @@ def _groups(keys: Keys, family: Family, quantized: Quantization | None) -> tuple
     counted: Counter[Layer] = Counter()
     ready: list[LayerGroup] = []
     for number, each in enumerate(family.read(keys, family)):
-        formats = quantized.formats(number) if quantized else None
-        if not isinstance(each, LayerGroup):
-            counted[replace(each, formats=formats)] += 1
-        elif each.layers:
-            ready.append(each._replace(layer=replace(each.layer, formats=formats)))
+        group = each if isinstance(each, LayerGroup) else None
+        layer = group.layer if group else each
+        assert isinstance(layer, Layer)
+        if quantized:
+            layer = replace(layer, formats=quantized.formats(number))
+        if group is None:
+            counted[layer] += 1
+        elif group.layers:
+            ready.append(group._replace(layer=layer))
     return (*ready, *(LayerGroup(count, layer) for layer, count in counted.items()))
 
 

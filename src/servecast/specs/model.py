@@ -86,6 +86,36 @@ class Attended(NamedTuple):
         return moved
 
 
+class Linear(NamedTuple):
+    """What a step costs in the linear layers on one GPU.
+
+    multiplied : parameters that a token is multiplied by in the layers; lm_head : those that a row is
+    once_bytes, head_bytes, row_bytes : read in every step, by those that sample, and for each token (its embedding)
+    groups : of equal layers: how many, bytes read in every step, the experts (None: dense) and the bytes of one
+    """
+
+    multiplied: int
+    lm_head: int
+    once_bytes: float
+    head_bytes: float
+    row_bytes: float
+    groups: tuple[tuple[int, float, Experts | None, float], ...]
+
+    def flops(self, shape: StepShape) -> Sum:
+        """A multiply-add counted as two."""
+        tokens, rows = shape.prefill_tokens + shape.decode_rows, shape.prefill_rows + shape.decode_rows
+        return 2.0 * self.multiplied * tokens + 2.0 * self.lm_head * rows
+
+    def bytes(self, shape: StepShape) -> Sum:
+        """Weights read once, the lm_head if a row samples, the experts touched, rows of the embedding."""
+        tokens = shape.prefill_tokens + shape.decode_rows
+        samples = (shape.prefill_rows + shape.decode_rows) > 0
+        total = self.once_bytes + samples * self.head_bytes + tokens * self.row_bytes
+        for layers, dense, experts, routed in self.groups:
+            total = total + layers * (dense + (experts.touched(tokens) * routed if experts else 0.0))
+        return total
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder, by its shape. Widths in values; see the module for what is counted.
@@ -257,24 +287,28 @@ class ModelSpec:
 
     def linear_flops(self, shape: StepShape, tensor_parallel: int = 1) -> Sum:
         """FLOPs of the linear layers: all tokens through the layers, one row per sequence through the lm_head."""
-        tokens, split = shape.prefill_tokens + shape.decode_rows, self._split(tensor_parallel)
-        used = self.extra.multiplied
-        for group in self.groups:
-            used += group.layers * self._used_matrices(group.layer, split)
-        lm_head = self.hidden * split.share("padded vocabulary", self.padded_vocab)
-        return 2.0 * used * tokens + 2.0 * lm_head * (shape.prefill_rows + shape.decode_rows)
+        return self.linear(tensor_parallel).flops(shape)
 
     def linear_bytes(self, shape: StepShape, tensor_parallel: int = 1) -> Sum:
         """Bytes of weights read: dense ones once, the lm_head if a row samples, and the experts touched."""
-        tokens = shape.prefill_tokens + shape.decode_rows
-        samples = (shape.prefill_rows + shape.decode_rows) > 0
-        total = (self.hidden + self.extra.total) * self._value_bytes + samples * self._head_bytes(tensor_parallel)
-        total = total + tokens * self.hidden * self._value_bytes  # rows of the embedding table
+        return self.linear(tensor_parallel).bytes(shape)
+
+    def linear(self, tensor_parallel: int = 1) -> Linear:
+        """What the linear layers cost a step, gathered once for many steps."""
+        split, groups = self._split(tensor_parallel), []
         for group in self.groups:
-            feed_forward = group.layer.feed_forward
-            touched = feed_forward.touched(tokens) if isinstance(feed_forward, Experts) else 0.0
-            total = total + group.layers * self._layer_bytes(group.layer, touched, self._split(tensor_parallel))
-        return total
+            experts = group.layer.feed_forward if isinstance(group.layer.feed_forward, Experts) else None
+            dense = self._layer_bytes(group.layer, 0, split)
+            routed = self._layer_bytes(group.layer, 1, split) - dense
+            groups.append((group.layers, dense, experts, routed))
+        return Linear(
+            multiplied=self.extra.multiplied + sum(g.layers * self._used_matrices(g.layer, split) for g in self.groups),
+            lm_head=self.hidden * split.share("padded vocabulary", self.padded_vocab),
+            once_bytes=(self.hidden + self.extra.total) * self._value_bytes,
+            head_bytes=self._head_bytes(tensor_parallel),
+            row_bytes=self.hidden * self._value_bytes,
+            groups=tuple(groups),
+        )
 
     def attention_flops(self, shape: StepShape, tensor_parallel: int = 1) -> Sum:
         """FLOPs of scores and weighted values over causal query-key pairs, and of recurrent states."""
