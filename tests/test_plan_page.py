@@ -12,7 +12,7 @@ import pytest
 import yaml
 from test_cli import command
 
-from servecast.plan.answer import BreakEven, Fleet
+from servecast.plan.answer import BreakEven, Change, Fleet
 from servecast.plan.basis import Basis, basis_of
 from servecast.plan.planner import make_plan
 from servecast.plan.uncertainty import Estimate
@@ -277,3 +277,12 @@ def test_shares_round_to_nothing_without_a_sign(share: float, told: str, words: 
 )  # fmt: skip
 def test_statistics_as_people_say_them(name: str, told: str) -> None:
     assert plan_words.statistic(name) == told
+
+
+def test_a_change_that_gains_less_than_the_noise_is_not_advised() -> None:
+    plan = replace(pages.made_plan(), baseline=Change("as it is", 8.0, 0.0))
+    assert "next best change: max_num_seqs=256 (+12 %" in verdict(plan).rest.lower()
+    within = replace(plan, noise=0.15)
+    assert "next best change" not in verdict(within).rest.lower()
+    [table] = [each for each in plan_words.tables(within) if each.title == plan_words.CHANGES]
+    assert [row[2] for row in table.rows] == ["0 %", "+12.5 %, within noise", "-5.0 %, within noise"]

@@ -79,7 +79,9 @@ class Draw(NamedTuple):
 
 
 def draws(profile: ProfileFile | None, cost: CostModel, count: int, busy: Mapping[str, float]) -> list[Draw]:
-    """At most ``count`` cost models that a profile's covariance, its residuals and what is known of its kind allow.
+    """``count`` cost models that a profile's covariance, its residuals and what is known of its kind allow.
+
+    Where nothing but the scale of step times is drawn, its two ends (none for a count of 0).
 
     profile : None for a datasheet
     busy : share of a run's seconds in each kind of step (`Regime`), which weighs their residuals
@@ -90,7 +92,7 @@ def draws(profile: ProfileFile | None, cost: CostModel, count: int, busy: Mappin
         ranks = ((rng.permutation(count) + 0.5) / count).tolist()
         costs = _coefficients(profile, cost, count, rng)
     else:
-        ranks = [TAIL, 1 - TAIL][:count]
+        ranks = [TAIL, 1 - TAIL] if count else []
         costs = [cost] * len(ranks)
     if isinstance(profile, Profile):
         own = [_residual(profile, busy, rank) for rank in ranks]
