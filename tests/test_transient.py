@@ -62,6 +62,14 @@ def test_a_client_with_a_cap_starts_alike_and_a_burst_has_no_steady_part():
     assert transient(serve(None, Continuous(64, 512), client=OpenLoop(burst)), WHOLE) is None
 
 
+def test_so_does_a_recording_of_users_who_began_within_milliseconds():
+    rng = np.random.default_rng(5)
+    arrival_s = np.concatenate([rng.uniform(0, 0.03, 60), rng.uniform(5, 120, 600)])
+    run = serve([(at, 200, 40) for at in np.sort(arrival_s)], Continuous(16, 256))
+    head = transient(run, WHOLE)
+    assert (head.head, head.of, head.statistic) == (60, 660, "ttft_p99_s")
+
+
 @pytest.mark.parametrize("ramp_s", [0.0, 40.0])
 def test_users_who_begin_one_after_the_other_raise_no_alarm(ramp_s):
     lengths = LengthColumns(np.full(1500, 200), np.random.default_rng(3).integers(20, 200, 1500))

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _LATENCIES, _STATISTICS = ("ttft", "e2e", "tpot"), ("p99", "p95", "p50", "mean")
 _TIMES = 1.5
 _LEAST = 50  # requests of a steady part
+_INSTANT_S = 0.1
 _AT_ONCE = 10  # requests of a start, at least, and times those of any later instant:
 _CROWD = 3
 _IDLE, _DILUTED = 0.25, 1.1
@@ -99,11 +100,7 @@ def transient(run: Run, window: Window, users: int | None = None) -> Transient |
 
 def _start(requests: Columns, respond: str, users: int | None) -> Transient | None:
     sent = requests["sent_s"]
-    if users is not None:
-        head = requests["id"] < users
-    else:
-        _, place, counts = np.unique(sent, return_inverse=True, return_counts=True)
-        head = (place == 0) & (counts[0] >= max(_AT_ONCE, _CROWD * int(counts[1:].max(initial=0))))
+    head = _at_once(sent) | _at_once((sent - sent.min()) // _INSTANT_S) if users is None else requests["id"] < users
     ends = requests["finish_s"][head & ~np.isnan(requests["finish_s"])]
     if not len(ends):
         return None
@@ -120,6 +117,13 @@ def _start(requests: Columns, respond: str, users: int | None) -> Transient | No
                 warm = bool((requests["arrival_s"][later] >= begin).all())
                 return Transient(f"{name}_{statistic}_s", *pair, begin, int(head.sum()), len(sent), False, warm)
     return None
+
+
+def _at_once(instants: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which requests (n,) come in the first instant, where that has by far the most."""
+    _, place, counts = np.unique(instants, return_inverse=True, return_counts=True)
+    crowd: NDArray[np.bool_] = (place == 0) & (counts[0] >= max(_AT_ONCE, _CROWD * int(counts[1:].max(initial=0))))
+    return crowd
 
 
 def _value(times: NDArray[np.float64], statistic: str) -> float:
