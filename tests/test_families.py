@@ -142,6 +142,25 @@ def test_keys_that_change_no_shape_are_let_by(others):
     assert parse(LLAMA | others) == parse(LLAMA)
 
 
+WEIRD = st.sampled_from(
+    [None, -1, 0, 1, 1.5, float("nan"), "x", "", [], {}, True, 10**9, 10**12, 10**400, [1], [[1]], {"a": 1}, ["x"] * 6]
+)
+
+
+@given(st.sampled_from(COUNTED), st.data(), WEIRD)
+def test_any_value_of_any_key_is_read_or_refused_in_one_line(row, data, value):
+    config = small(row)
+    key = data.draw(st.sampled_from(sorted(config)))
+    told = ""
+    try:
+        model = parse(config | {key: value})
+        assert model.parameters() > 0
+        assert min(model.weight_bytes(), model.kv_bytes(5000), model.activation_bytes_peak(10)) > 0
+    except InputError as error:
+        told = str(error)
+    assert "\n" not in told
+
+
 def test_a_class_stands_for_a_missing_type():
     named = {key: value for key, value in LLAMA.items() if key != "model_type"}
     assert parse(named | {"architectures": ["LlamaForCausalLM"]}) == parse(LLAMA)
@@ -152,6 +171,7 @@ def test_a_nested_config_may_leave_out_what_its_class_has():
     nested = parse({"model_type": "gemma3", "text_config": text | {"model_type": "gemma3_text"}})
     assert nested.groups == catalogue.model("gemma-3-4b").groups
     assert nested.parameters() == catalogue.model("gemma-3-4b").parameters()
+    assert nested.language_part
 
 
 # --- the models of 2026 ----------------------------------------------------------------------------------------------

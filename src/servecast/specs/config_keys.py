@@ -54,6 +54,8 @@ _CHANGES_NOTHING = re.compile(
 )
 """Keys of the same spelling that do not."""
 
+_MOST, _MOST_LAYERS = 10**9, 10_000  # layers are gone through one by one
+
 
 class Keys:
     """Looks a key up in the language model's part first, then at the top, then among the ``defaults`` of its class."""
@@ -113,8 +115,9 @@ class Keys:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (value == 0 and default != 0):
             raise self.refused(key, f"{value!r} is not a positive whole number")
-        if value > 10**9:
-            raise self.refused(key, f"{value:.3g} is larger than any model's; check the file")
+        if value > (_MOST_LAYERS if key == "num_hidden_layers" else _MOST):
+            shown = f"{value:.3g}" if value < 10**300 else "a number of hundreds of digits"
+            raise self.refused(key, f"{shown} is larger than any model's; check the file")
         return value
 
     def first_whole(self, names: Sequence[str], default: int | None = None) -> int:

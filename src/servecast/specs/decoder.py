@@ -179,7 +179,10 @@ def sparse_layers(keys: Keys, layers: int) -> set[int]:
     named_dense = keys.get("mlp_only_layers") or ()
     if not isinstance(named_dense, (list, tuple)):
         raise keys.refused("mlp_only_layers", f"{named_dense!r} is no list of layers")
-    step, spaced = keys.whole("decoder_sparse_step", 1), keys.first_whole(("moe_layer_freq", "moe_layer_interval"), 1)
+    step, spaced = (
+        keys.whole("decoder_sparse_step", 1),
+        keys.first_whole(("moe_layer_freq", "moe_layer_interval"), 1) or 1,
+    )
     last = keys.get("moe_layer_end_index")
     last = layers - 1 if last is None or last == -1 else keys.checked("moe_layer_end_index", last, 0)
     return {

@@ -249,7 +249,7 @@ def nemotron_h(keys: Keys, family: Family) -> Iterable[Layer]:
     written = keys.get(key)
     if not isinstance(written, (str, list)) or not written:
         raise keys.refused(key, "is missing; which layers attend cannot be known without it")
-    if unknown := [kind for kind in written if kind not in _BLOCKS]:
+    if unknown := [kind for kind in map(str, written) if kind not in _BLOCKS]:
         raise keys.refused(key, f"{unknown[0]!r} is not supported; known are M, *, - and E")
     layers = keys.whole("num_hidden_layers", len(written))
     if len(written) != layers:
