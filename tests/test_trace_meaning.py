@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import servecast
+from servecast.cli import trace as command
 from servecast.errors import InputError
 from servecast.workload.traces.trace_file import TraceFile
 
@@ -231,3 +232,16 @@ def test_graphs_of_agents_are_no_mooncake_trace(trace):
     }
     with pytest.raises(InputError, match="is of no known trace format"):
         trace(header, row).read()
+
+
+@needs_shared
+def test_every_shared_file_ends_in_a_table_or_in_one_line(capsys):
+    """`servecast trace`, as it is called: exit 0 or an InputError, whatever lies there."""
+    for folder in ("tried/traces", "samples", "samples/hostile"):
+        for path in sorted(one for one in (SHARED / folder).iterdir() if one.is_file()):
+            for strict in (False, True):
+                try:
+                    command.trace([path], strict=strict)
+                except InputError as error:
+                    assert str(error).isprintable()  # noqa: PT017
+    capsys.readouterr()
