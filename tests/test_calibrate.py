@@ -421,6 +421,41 @@ def test_a_fit_recovers_known_coefficients(noise, close):
     assert (np.array([*f, *g]) >= 0).all()  # CAL-14
 
 
+@pytest.mark.parametrize(
+    ("keep", "pinned"),
+    [
+        (lambda s: s.decode_rows == 0, {"context_s"}),  # no cached token in any decode step
+        (lambda s: s.prefill_rows == 0, {"pair_s"}),
+        (lambda s: s.prefill_tokens + s.decode_rows == 4, set()),
+    ],
+)
+@pytest.mark.parametrize("noise", [0.0, 0.03])
+def test_a_term_that_no_step_holds_is_pinned_to_physics(keep, pinned, noise):
+    shape, seconds = synthetic(noise)
+    kept = keep(shape)
+    physics = (2e-6, 1e-7)
+    found = whole_steps.fit(
+        StepShape(*(column[kept] for column in shape)), seconds[kept], physics=physics, replicates=20
+    )
+    assert pinned <= set(found.pinned)
+    for (value, low, high), name, stated in zip(
+        (found.context_s, found.pair_s), ("context_s", "pair_s"), physics, strict=True
+    ):
+        if name in found.pinned:
+            assert (value, low < value < high) == (stated, True)
+
+
+def test_cached_tokens_that_follow_the_rows_are_pinned():
+    rows = np.tile([1.0, 2, 4, 8, 16, 32], 8)
+    shape = StepShape(0 * rows, 0 * rows, 0 * rows, 0 * rows, rows, 500 * rows, 501 + 0 * rows)
+    seconds = 2e-3 + 1e-4 * rows + 1e-6 * 500 * rows
+    found = whole_steps.fit(shape, seconds, physics=(9e-7, 1e-8), replicates=5)
+    assert set(found.pinned) == {"context_s", "pair_s"}
+    assert found.context_s[0] == 9e-7
+    steps = np.array(found.tokens[1]) + np.array(found.rows[1]) + 9e-7 * 500 * np.array(found.tokens[0])
+    assert steps == pytest.approx(2e-3 + 6e-4 * np.array(found.tokens[0]), rel=0.01)
+
+
 def priced(shape, seconds):
     tables = whole_steps.fit(shape, seconds).tables(32, 1023, 2048, 1024)
     asked = calibrate.Request(SPEC, "cpu", None)

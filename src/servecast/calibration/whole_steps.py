@@ -9,6 +9,8 @@ one from the other. Attention is straight: k and q are one number each.
 
 Everything enters linearly, so the fit is one non-negative least squares on relative errors, in which steps that lie far
 off count less (Huber's weights, iterated). A knot is given by the steps near it, and a little by its neighbours.
+What the steps do not hold apart from f and g (no cached token in any step, say, or as many for each row) is pinned to
+physics: of k and q, the one that the other terms can take over.
 Left out: what a cached prefix costs beyond its query-key pairs, and uneven rows (they are priced by their sums).
 """
 
@@ -35,6 +37,12 @@ _NEAR: Final = 0.12
 _STRAIGHT: Final = 0.05
 """Weight of "a knot lies between its neighbours" against the relative error of one step: a few steps outvote it."""
 
+_APART: Final = 0.02
+"""Share of a term of attention that f, g and the other term must leave of it, or the steps do not tell it."""
+
+_PIN_RANGE: Final = 0.3
+"""Half of the interval of what is pinned, as a share of it: efficiencies that kernels reach."""
+
 _PASSES: Final = 8
 _REPLICATES: Final = 200
 
@@ -44,12 +52,14 @@ class WholeSteps(NamedTuple):
 
     tokens, rows : (knots, seconds)
     context_s, pair_s : (value, low, high) [s/cached token], [s/query-key pair]
+    pinned : which of these two no step told
     """
 
     tokens: tuple[tuple[float, ...], tuple[float, ...]]
     rows: tuple[tuple[float, ...], tuple[float, ...]]
     context_s: tuple[float, float, float]
     pair_s: tuple[float, float, float]
+    pinned: tuple[str, ...] = ()
 
     def tables(self, rows: int, context: int, tokens: int, pairs: int) -> dict[str, Any]:
         """Its tables for `servecast.cost.profile.Tables`. Attention is bilinear: the corners of its domain say it all.
@@ -66,15 +76,32 @@ class WholeSteps(NamedTuple):
         }
 
 
-def fit(shape: StepShape, seconds: Floats, seed: int = 0, replicates: int = _REPLICATES) -> WholeSteps:
-    """Fit measured steps: ``shape`` of arrays (n,), ``seconds`` (n,) [s]; so many bootstrap replicates."""
+def fit(
+    shape: StepShape,
+    seconds: Floats,
+    seed: int = 0,
+    replicates: int = _REPLICATES,
+    physics: tuple[float, float] = (0.0, 0.0),
+) -> WholeSteps:
+    """Fit measured steps: ``shape`` of arrays (n,), ``seconds`` (n,) [s]; so many bootstrap replicates.
+
+    physics : k and q by bytes and FLOPs, for what the steps do not tell
+    """
     design, knots = _design(shape, seconds)
-    solved = _solve(design, knots, np.arange(len(seconds)))
+    untold = _untold(design)
+    pins = np.where(untold, physics, 0.0)
+    # What is pinned is taken off the steps, and its column with it.
+    taken = 1 - design[:, -2:] @ pins
+    design[:, -2:] *= ~untold
+    solved = _solve(design, knots, np.arange(len(seconds)), target=taken)
     draw = np.random.default_rng(seed)
     several = [
-        _solve(design, knots, draw.integers(0, len(seconds), len(seconds)), passes=1)[-2:] for _ in range(replicates)
+        _solve(design, knots, draw.integers(0, len(seconds), len(seconds)), passes=1, target=taken)[-2:]
+        for _ in range(replicates)
     ]
     low, high = np.quantile(several, (0.05, 0.95), axis=0)
+    solved[-2:] = np.where(untold, pins, solved[-2:])
+    low, high = np.where(untold, pins * (1 - _PIN_RANGE), low), np.where(untold, pins * (1 + _PIN_RANGE), high)
     f, g = len(knots[0]), len(knots[1])
     # The steps tell only the sum of f and g; what every step takes counts as f's.
     shared = solved[f : f + g].min()
@@ -85,7 +112,9 @@ def fit(shape: StepShape, seconds: Floats, seed: int = 0, replicates: int = _REP
         (value, min(value, _rounded(float(least))), max(value, _rounded(float(most))))
         for value, least, most in zip((k, q), low, high, strict=True)
     )
-    return WholeSteps((tuple(knots[0]), tuple(values[:f])), (tuple(knots[1]), tuple(values[f:])), context_s, pair_s)
+    pinned = tuple(name for name, missing in zip(("context_s", "pair_s"), untold, strict=True) if missing)
+    curves = (tuple(knots[0]), tuple(values[:f])), (tuple(knots[1]), tuple(values[f:]))
+    return WholeSteps(*curves, context_s, pair_s, pinned)
 
 
 def unseen(shape: StepShape, seconds: Floats, folds: int = 10, seed: int = 0) -> Floats:
@@ -97,6 +126,19 @@ def unseen(shape: StepShape, seconds: Floats, folds: int = 10, seed: int = 0) ->
         left_out = fold == number
         predicted[left_out] = design[left_out] @ _solve(design, knots, np.flatnonzero(~left_out))
     return predicted * seconds
+
+
+def _untold(design: Floats) -> npt.NDArray[np.bool_]:
+    """Whether the steps do not tell k and q (2,): what the other columns leave of each of theirs is next to nothing."""
+    untold = np.zeros(2, dtype=bool)
+    first = design.shape[1] - 2
+    for i in (1, 0):  # pairs first: of two that stand for each other, cached tokens are what decode steps are about
+        others = np.delete(design, [first + i, *(first + np.flatnonzero(untold))], axis=1)
+        size = np.linalg.norm(others, axis=0)
+        term, others = design[:, first + i], others[:, size > 0] / size[size > 0]
+        own = term - others @ np.linalg.lstsq(others, term, rcond=1e-9)[0]
+        untold[i] = np.linalg.norm(own) <= _APART * np.linalg.norm(term)
+    return untold
 
 
 def _design(shape: StepShape, seconds: Floats) -> tuple[Floats, tuple[list[float], list[float]]]:
@@ -116,7 +158,11 @@ def _design(shape: StepShape, seconds: Floats) -> tuple[Floats, tuple[list[float
 
 
 def _solve(
-    design: Floats, knots: tuple[list[float], list[float]], chosen: npt.NDArray[np.int64], passes: int = _PASSES
+    design: Floats,
+    knots: tuple[list[float], list[float]],
+    chosen: npt.NDArray[np.int64],
+    passes: int = _PASSES,
+    target: Floats | float = 1.0,
 ) -> Floats:
     from scipy.optimize import nnls
 
@@ -125,12 +171,13 @@ def _solve(
     scale = np.where(scale > 0, scale, 1.0)
     stiff = _between_neighbours(knots, design.shape[1], 1 / scale)
     steps = design[chosen] / scale
+    wanted = np.broadcast_to(target, len(design))[chosen]
     weights = np.ones(len(chosen))
     solved = np.zeros(design.shape[1])
     for _ in range(passes):
         left = np.vstack([steps * weights[:, None], stiff])
-        solved, _ = nnls(left, np.concatenate([weights, np.zeros(len(stiff))]))
-        residual = np.abs(steps @ solved - 1)
+        solved, _ = nnls(left, np.concatenate([weights * wanted, np.zeros(len(stiff))]))
+        residual = np.abs(steps @ solved - wanted)
         limit = max(1e-6, 2 * float(np.median(residual)))
         weights = np.sqrt(np.minimum(1.0, limit / np.maximum(residual, 1e-12)))
     return np.asarray(solved / scale)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from servecast.batch import StepShape
 from servecast.calibration import whole_steps
 from servecast.calibration.fit import Report
 from servecast.cost import physics
@@ -395,7 +396,12 @@ def _fit_grid(
 ) -> TabulatedProfile:
     """The profile of the grid's steps."""
     shape = shapes(seen)
-    found = whole_steps.fit(shape, seen["seconds"].to_numpy(), request.seed)
+    roofs = facts["ceilings"]
+    attention = (
+        request.model.attention_bytes(StepShape(0, 0, 0, 0, 0, 1, 1), kv_dtype=dtype) / roofs["copy_Bps"],
+        request.model.attention_flops(StepShape(1, 1, 1, 0, 0, 0, 1)) / roofs["matmul_flops"],
+    )
+    found = whole_steps.fit(shape, seen["seconds"].to_numpy(), request.seed, physics=attention)
     limits = grid.Limits(**facts["identity"]["limits"])
     how = "contained in the tables, which are of whole steps"
     contained = Coefficient.of(0.0, 0.0, 0.0, "s", origin="contained", how=how)
@@ -427,6 +433,8 @@ def _notes(request: Request, found: whole_steps.WholeSteps, facts: dict[str, Any
     for name, (value, low, high), unit in terms:
         interval = f"(90 % interval {1e6 * low:.4g} to {1e6 * high:.4g})"
         yield f"{name} attention takes {1e6 * value:.4g} us a {unit} {interval}"
+    if found.pinned:
+        yield f"no step told {' or '.join(found.pinned)}: pinned to bytes and FLOPs at the measured roofs"
     yield f"measured in {dtype}, {facts['identity']['layers']} of {request.model.layers} layers computed"
     if facts.get("layers_scaled"):
         errors_by_kind = ", ".join(f"{kind} {off:+.1%}" for kind, off in facts["layers_scaled"].items())
