@@ -70,6 +70,14 @@ def test_so_does_a_recording_of_users_who_began_within_milliseconds():
     assert (head.head, head.of, head.statistic) == (60, 660, "ttft_p99_s")
 
 
+def test_where_no_steady_part_follows_more_requests_are_asked_for():
+    lengths = LengthColumns(np.full(200, 200), np.random.default_rng(3).integers(20, 200, 200))
+    head = transient(serve(None, Continuous(128, 2048), client=ClosedLoop(100, 0.0, lengths, 0.0)), WHOLE, users=100)
+    assert head.warmup_s is None
+    assert "100 of 200 requests (50.0 %) come at once" in head.sentence("")
+    assert "of those that follow: send more requests" in head.sentence("")
+
+
 @pytest.mark.parametrize("ramp_s", [0.0, 40.0])
 def test_users_who_begin_one_after_the_other_raise_no_alarm(ramp_s):
     lengths = LengthColumns(np.full(1500, 200), np.random.default_rng(3).integers(20, 200, 1500))

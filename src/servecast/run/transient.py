@@ -45,7 +45,8 @@ class Transient(NamedTuple):
     """What the head of a run does to a statistic.
 
     statistic : a column of the summary
-    whole, steady : its value over the whole run, and from ``warmup_s`` on
+    whole, steady : its value over the whole run, and from ``warmup_s`` on; where that is None too few requests follow
+        for a steady part, and it is of those that did not come at once
     head, of : requests of a start, of all; an idle head has its own rate and that of the rest [requests/s]
     idle : whether it is an idle head
     warm : whether ``warmup_s`` can leave it out: it counts by arrival, and a client with a cap has all arrive at 0
@@ -54,7 +55,7 @@ class Transient(NamedTuple):
     statistic: str
     whole: float
     steady: float
-    warmup_s: float
+    warmup_s: float | None
     head: float
     of: float
     idle: bool
@@ -67,20 +68,22 @@ class Transient(NamedTuple):
 
     def sentence(self, where: str) -> str:
         """What is told of it; ``where``: which run it is of."""
-        remedy = f"warmup_s: {self.warmup_s:g} leaves it out"
+        remedy, rest = f"warmup_s: {self.warmup_s or 0.0:g} leaves it out", "in the steady part"
         if self.idle:
             return (
-                f"Idle head{where}: until {self.warmup_s:g} s {number(self.head)} requests/s arrive, then "
+                f"Idle head{where}: until {self.warmup_s or 0.0:g} s {number(self.head)} requests/s arrive, then "
                 f"{number(self.of)}; over the whole run {number(self.whole)} requests/s are served, and "
                 f"{number(self.steady)} after it: {remedy}."
             )
         if not self.warm:
             remedy = "arrivals: {kind: closed} and warmup_s leave it out"
+        if self.warmup_s is None:
+            remedy, rest = "send more requests, so that some are of a steady part", "of those that follow"
         name, _, rank = self.statistic.removesuffix("_s").rpartition("_")
         return (
             f"Start-up{where}: {number(self.head)} of {number(self.of)} requests ({percent(self.head / self.of)}) come "
             f"at once, and decide the {rank} {LATENCIES[name].label}: {seconds(self.whole)}, and "
-            f"{seconds(self.steady)} in the steady part: {remedy}."
+            f"{seconds(self.steady)} {rest}: {remedy}."
         )
 
 
@@ -104,8 +107,10 @@ def _start(requests: Columns, respond: str, users: int | None) -> Transient | No
     ends = requests["finish_s"][head & ~np.isnan(requests["finish_s"])]
     if not len(ends):
         return None
-    begin = _rounded_up(float(ends.max()))
+    begin: float | None = _rounded_up(float(ends.max()))
     later = sent >= begin
+    if later.sum() < _LEAST:
+        begin, later = None, ~head
     if later.sum() < _LEAST:
         return None
     times = latencies(requests, respond)
@@ -114,7 +119,7 @@ def _start(requests: Columns, respond: str, users: int | None) -> Transient | No
         for statistic in _STATISTICS:
             pair = _value(whole, statistic), _value(steady, statistic)
             if min(pair) > 0 and max(pair) >= _TIMES * min(pair):
-                warm = bool((requests["arrival_s"][later] >= begin).all())
+                warm = begin is None or bool((requests["arrival_s"][later] >= begin).all())
                 return Transient(f"{name}_{statistic}_s", *pair, begin, int(head.sum()), len(sent), False, warm)
     return None
 
