@@ -75,7 +75,9 @@ def _model(served: Serving) -> Table:
     lasting = model.full_kv_bytes_per_token(kv_dtype, split)
     windows = "" if lasting == token else f"; {lasting:,.0f} of them beyond the windows"
     parameters, active = model.parameters(), model.active_parameters()
+    part = (("counted", "", "the language model alone: what reads images or sound comes on top"),)
     rows = (
+        *(part if model.language_part else ()),
         ("parameters", f"{parameters:,}", "all are used" if active == parameters else f"{active:,} for one token"),
         *(("layers", f"{layers:,}", kind) for kind, layers in model.kinds.items()),
         *(("feed-forwards", f"{layers:,}", kind) for kind, layers in model.feed_forwards.items()),

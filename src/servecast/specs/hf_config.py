@@ -64,6 +64,7 @@ def parse(config: Mapping[str, Any], *, name: str, source: str, place: str) -> M
     Raises InputError for a model type that is not known, and for a key that changes the shape in a way that is not.
     """
     keys = Keys(config, place)
+    language_part = len(keys.levels) > 1 or any(config.get(f"{part}_config") for part in ("vision", "audio"))
     family = _family(keys)
     keys.assume(family.defaults)
     hidden, vocab = keys.whole("hidden_size"), keys.whole("vocab_size")
@@ -96,6 +97,7 @@ def parse(config: Mapping[str, Any], *, name: str, source: str, place: str) -> M
         weight_dtype=quantized.name if quantized else None,
         head=quantized.head if quantized else None,
         kv_dtype=quantized.kv_dtype if quantized else None,
+        language_part=language_part,
     )
 
 

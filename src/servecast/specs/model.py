@@ -122,8 +122,9 @@ class ModelSpec:
 
     ``dtype`` is that of activations, embeddings and norms; ``weight_dtype`` that of the linear layers (None: the same),
     of most of them where the layers say matrix by matrix; ``head`` that of a quantised lm_head; ``kv_dtype`` what the
-    checkpoint wants its cache in. ``extra`` counts weights outside the layers beside the embeddings, the lm_head and
-    one final norm; ``lookup`` values of further tables of which a token reads a row.
+    checkpoint wants its cache in. ``language_part``: the whole model sees or hears as well. ``extra`` counts weights
+    outside the layers beside the embeddings, the lm_head and one final norm; ``lookup`` values of further tables of
+    which a token reads a row.
     """
 
     name: str
@@ -139,6 +140,7 @@ class ModelSpec:
     weight_dtype: str | None = None
     head: WeightFormat | None = None
     kv_dtype: str | None = None
+    language_part: bool = False
 
     @property
     def layers(self) -> int:
