@@ -194,6 +194,24 @@ def test_BLK_01_free_slots_of_the_last_block_are_used():
     assert pool.blocks(10 + 4) - pool.blocks(10) == 0
 
 
+def test_the_pool_hands_out_what_it_has_and_not_a_block_more():
+    pool = BlockPool(3, 16)
+    pool.take(3)
+    for beyond in (lambda: pool.take(1), lambda: BlockPool(3, 16).give(1), lambda: BlockPool(0, 16)):
+        with pytest.raises(AssertionError):
+            beyond()
+    BlockPool(1, 1).take(1)
+
+
+def test_a_watermark_keeps_blocks_free_only_while_somebody_runs():
+    """Two of four blocks: the second waits until the first has ended, and then may have all of them."""
+    run = serve([(0, 16, 20), (0, 60, 4)], Continuous(watermark=0.5), cap=4)
+    close(run.requests["scheduled_s"], [0.0, 0.2])
+    close(run.requests["finish_s"], [0.2, 0.24])
+    beside = serve([(0, 16, 20), (0, 16, 4)], Continuous(watermark=0.5), cap=4)
+    close(beside.requests["scheduled_s"], [0.0, 0.0])
+
+
 @pytest.mark.parametrize(("before", "after", "held"), [(10, 14, (1, 1)), (100, 200, (7, 13))], ids=["BLK_03", "BLK_05"])
 def test_growth_takes_only_the_missing_blocks(before, after, held):
     rows = DecodeRows(16)

@@ -161,8 +161,10 @@ def test_a_closed_loop_is_coalesced_exactly(lengths, policy, pool, cost, users, 
     assert len(coalesced.requests["id"]) == len(lengths)
 
 
-@given(requests, policies, pools, costs, st.integers(1, 5))
-def test_a_capped_client_is_coalesced_exactly(requests, policy, pool, cost, cap):
+@given(requests, policies, pools, costs, st.integers(1, 5), st.sampled_from([None, 28]))
+def test_a_capped_client_is_coalesced_exactly(requests, policy, pool, cost, cap, limit):
+    """Also where requests are refused, which makes room at once and not with the step's end."""
+    pool = pool | {"max_model_len": limit}
     coalesced, stepped = (
         serve([], policy, cost=cost, stepped=stepped, client=HeldBack(OpenLoop(columns(requests)), cap), **pool)
         for stepped in (False, True)
@@ -175,9 +177,11 @@ def test_a_capped_client_is_coalesced_exactly(requests, policy, pool, cost, cap)
         coalesced.requests["status"] == Status.REJECTED, coalesced.requests["sent_s"], coalesced.requests["finish_s"]
     )
     if not np.isnan(ended).any():  # a crash answers too, at a time the table does not hold
+        requested = coalesced.requests["arrival_s"][order]
         for position, row in enumerate(order[cap:]):
             answered = np.sort(ended[order[: position + cap]])[position]
-            assert coalesced.requests["sent_s"][row] >= answered - 1e-9
+            earliest = max(requested[position + cap], answered)
+            assert coalesced.requests["sent_s"][row] == pytest.approx(earliest, abs=1e-9)
 
 
 @given(requests, plain, pools)

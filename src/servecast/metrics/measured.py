@@ -18,7 +18,7 @@ import numpy as np
 from servecast.errors import InputError
 from servecast.metrics.gaps import gaps_within, token_gaps
 from servecast.metrics.latencies import latencies
-from servecast.metrics.log import clip_decisions
+from servecast.metrics.log import TIME_TOLERANCE_S, clip_decisions
 from servecast.metrics.prices import PriceList, prefill_share, price_list
 from servecast.metrics.waste import judged, ratio, waste
 from servecast.requests import Status
@@ -166,7 +166,7 @@ class Measured:
         """Output tokens of completed requests; in a window, all that were emitted in it."""
         if self.bounds is None:
             return float(self.completed["generated_tokens"].sum())
-        start, end = self.bounds
+        start, end = (edge + TIME_TOLERANCE_S for edge in self.bounds)  # as `clip_decisions` has it
         run, decisions = self.run, self.decisions
         if run.respond == "batch_end":
             given = (run.requests["finish_s"] > start) & (run.requests["finish_s"] <= end)

@@ -116,6 +116,13 @@ class PrefixState(State):
             self.give_blocks(sequence)
             self.dismiss(sequence)
 
+    def crash(self) -> list[Sequence]:
+        lost = super().crash()
+        for table in (self._known, self._idle, self._chains):
+            table.clear()
+        self._reserved = 0
+        return lost
+
     def _cached_chain(self, sequence: Sequence) -> list[Block]:
         """The longest chain of known blocks. The last token is computed in any case: it gives the next one."""
         ids = sequence.request.prefix_ids

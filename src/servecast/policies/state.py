@@ -320,14 +320,14 @@ class State:
 
     def crash(self) -> list[Sequence]:
         """Out of memory: every running sequence is lost, and all of the cache. Those lost, in order of arrival."""
+        if self.ahead:
+            self.release_ended()
         lost = sorted(self.running, key=lambda sequence: sequence.request.id)
         for sequence in lost:
             if sequence in self.decoding:
                 self._leave(sequence)
             self.dismiss(sequence)
         self.prefilling.clear()
-        self.standing.clear()
-        self.stood = 0
         self.pool.clear()
         return lost
 
