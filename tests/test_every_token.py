@@ -106,6 +106,8 @@ def witnessed(load, policy, blocks, rest, crash=0, executor=COST):
 def test_tables_and_gaps_are_those_of_every_token(load, policy, blocks, rest, crash, executor):
     witness, run, times = witnessed(load, policy, blocks, rest, crash, executor)
     table = run.requests
+    log = run.decisions
+    assert (log["start_s"][1:] >= (log["start_s"] + log["seconds"])[:-1] - 1e-9).all()
     done = table["status"] == Status.COMPLETED
     assert (table["generated_tokens"] == [len(each) for each in times]).all()
     assert [(event.time_s, event.requests) for event in run.oom if event.wanted_bytes == 2.0] == witness.lost
