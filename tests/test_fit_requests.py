@@ -156,3 +156,31 @@ class TestReading:
     def test_what_cannot_be_is_refused(self, recorded, change, problem):
         with pytest.raises(InputError, match=problem):
             fitting.fit_requests(change(recorded), MODEL, DEVICE, name="x", files=("here",))
+
+
+class TestWhatRequestsDoNotTell:
+    """Requests one after the other never share a step: nothing tells a row from the constant."""
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def alone():
+        return served(TRUE, count=80, rate=0.05)
+
+    def test_rows_are_pinned_where_all_ran_alone(self, alone):
+        made = fitting.fit_requests(alone, MODEL, DEVICE, name="coarse")
+        row = made.coefficients["row_s"]
+        assert (row.identified, row.origin) == (False, "pinned")
+        assert row.value == pytest.approx(PEAK.row_s / 0.7, rel=1e-6)
+        assert row.low <= TRUE.row_s <= row.high
+        assert any("two numbers and the client's way are fitted" in note for note in made.notes)
+
+    def test_tokens_are_pinned_where_all_prompts_are_alike(self, alone):
+        decode_s = alone["e2e_s"] - alone["ttft_s"]
+        alike = alone.assign(
+            arrival_s=100.0 * np.arange(len(alone)), prompt_tokens=500, ttft_s=0.025, e2e_s=0.025 + decode_s
+        )
+        made = fitting.fit_requests(alike, MODEL, DEVICE, name="coarse")
+        assert made.coefficients["token_s"].origin == "pinned"
+        assert made.coefficients["token_s"].value == pytest.approx(PEAK.token_s / 0.7, rel=1e-6)
+        for c in made.coefficients.values():
+            assert c.origin == "pinned" or c.low <= c.value <= c.high

@@ -8,6 +8,8 @@ the rows and the cached tokens that its neighbours' times tell, and prompts that
 
 with the smooth maximum, the pairs and the meaning of the coefficients of `servecast.cost.fitted`. Told by the data are
 c, m and r together with the offset of the client; W, k and the knee are physics at an efficiency that nobody measured.
+Of m and r, what the requests do not hold apart from the rest (rows, where all ran alone; prompts of one length that
+held nobody up) is physics too.
 So each interval is that of fits to requests drawn anew *and* to efficiencies and knees drawn from their whole range.
 """
 
@@ -22,7 +24,7 @@ from servecast.calibration.steps import fingerprint
 from servecast.cost import physics
 from servecast.cost.fitted import COEFFICIENTS, smooth_maximum
 from servecast.cost.profile import Coefficient, Form, HeldOut, Profile, error_figures, provenance, rounded
-from servecast.cost.roofline import BANDWIDTH_EFFICIENCY
+from servecast.cost.roofline import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY
 from servecast.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,7 +44,10 @@ FEWEST: Final = 40
 
 BANDWIDTH_RANGE: Final = (0.60, 0.95)
 SHARPNESS_RANGE: Final = (3.0, 8.0)
-"""What W and k, and the knee, are drawn from: shares of the peak bandwidth that engines reach, knees of GEMM tables."""
+COMPUTE_RANGE: Final = (0.5, 0.9)
+ROW_RANGE_S: Final = (1e-6, 5e-5)
+"""What W and k, the knee, and m and r where no request tells them are drawn from: shares of the peaks that engines
+reach, knees of GEMM tables, rows of recorded engines."""
 
 _REPLICATES: Final = 60
 _HELD_OUT: Final = 0.25
@@ -77,6 +82,11 @@ class _Pins(NamedTuple):
 _STATED: Final = _Pins(BANDWIDTH_EFFICIENCY, SHARPNESS)
 _FITTED: Final = ("token_s", "row_s", "step_s")
 
+#: What a term must add to the times of requests that the others cannot add, as a share of these (root mean square).
+_APART: Final = 0.002
+#: Places of (c, m, r, offset); r and then m are pinned where requests do not tell them.
+_STEP, _TOKEN, _ROW, _OFFSET = range(4)
+
 
 def fit_requests(
     requests: pd.DataFrame,
@@ -103,10 +113,11 @@ def fit_requests(
     random = np.random.default_rng(seed)
     n = len(line.prompt)
     left_out = np.isin(np.arange(n), random.permutation(n)[: round(_HELD_OUT * n)])
-    trial = _solve(line, physical, _STATED, np.flatnonzero(~left_out))
-    values = _solve(line, physical, _STATED, np.arange(n))
-    drawn = _redrawn(line, physical, slowest, random)
-    coefficients = _intervals(_coefficients(values, physical, _STATED), drawn)
+    free = _told(line, physical)
+    trial = _solve(line, physical, _STATED, np.flatnonzero(~left_out), free)
+    values = _solve(line, physical, _STATED, np.arange(n), free)
+    drawn = _redrawn(line, physical, slowest, random, free)
+    coefficients = _intervals(_coefficients(values, physical, _STATED), drawn, free)
     return Profile(
         name=name,
         model=model.name,
@@ -129,25 +140,50 @@ def fit_requests(
     )  # fmt: skip
 
 
-def _redrawn(line: _Timeline, physical: Physics, slowest: float, random: np.random.Generator) -> Floats:
+def _told(line: _Timeline, physical: Physics) -> list[int]:
+    """Which of (c, m, r, offset) the requests tell apart."""
+    start = np.array([1e-3, physical.token_s / COMPUTE_EFFICIENCY, 3e-5, 5e-3])
+    some = line.steps > 0
+
+    def times(values: Floats) -> Floats:
+        decode, first = _predicted(line, values, physical, _STATED)
+        return np.concatenate([np.log(decode[some]), np.log(first[line.alone])])
+
+    terms = np.column_stack([(times(start * (1 + 0.01 * one)) - times(start)) / 0.01 for one in np.eye(4)])
+    free = list(range(4))
+    for index in (_ROW, _TOKEN):
+        others = terms[:, [i for i in free if i != index]]
+        own = terms[:, index] - others @ np.linalg.lstsq(others, terms[:, index], rcond=1e-8)[0]
+        if np.sqrt(np.mean(own**2)) < _APART:
+            free.remove(index)
+    return free
+
+
+def _redrawn(
+    line: _Timeline, physical: Physics, slowest: float, random: np.random.Generator, free: list[int]
+) -> Floats:
     """Coefficients (replicates, 6) of requests drawn anew, each with another efficiency and another knee."""
     n = len(line.prompt)
     found = []
     for _ in range(_REPLICATES):
         pins = _Pins(random.uniform(slowest, BANDWIDTH_RANGE[1]), random.uniform(*SHARPNESS_RANGE))
-        found.append(_coefficients(_solve(line, physical, pins, random.integers(0, n, n)), physical, pins))
+        stated = np.array([0.0, physical.token_s / random.uniform(*COMPUTE_RANGE), random.uniform(*ROW_RANGE_S), 0.0])
+        values = _solve(line, physical, pins, random.integers(0, n, n), free, stated)
+        found.append(_coefficients(values, physical, pins))
     return np.array(found)
 
 
-def _intervals(fitted: Floats, drawn: Floats) -> dict[str, Coefficient]:
+def _intervals(fitted: Floats, drawn: Floats, free: list[int]) -> dict[str, Coefficient]:
     """The coefficients with the 90 % interval of those drawn, and how each was come by."""
-    how = dict.fromkeys(COEFFICIENTS, "pinned: physics, efficiency not measured (0.60 to 0.95 of the peak)")
-    how |= dict.fromkeys(_FITTED, "fitted to requests")
+    told = [name for name, index in (("token_s", _TOKEN), ("row_s", _ROW), ("step_s", _STEP)) if index in free]
+    how = dict.fromkeys(COEFFICIENTS, "pinned: physics, not told by these requests")
+    how |= dict.fromkeys(("weight_read_s", "context_s"), "pinned: physics, efficiency not measured (0.60 to 0.95)")
+    how |= dict.fromkeys(told, "fitted to requests")
     how["pair_s"] = "pinned: its FLOPs at the efficiency of token_s"
     bounds = np.quantile(drawn, (0.05, 0.95), axis=0).T
     return {
         name: Coefficient.of(
-            float(value), low, high, unit, origin="fitted" if name in _FITTED else "pinned", how=how[name]
+            float(value), low, high, unit, origin="fitted" if name in told else "pinned", how=how[name]
         )
         for (name, unit), value, (low, high) in zip(COEFFICIENTS.items(), fitted, bounds, strict=True)
     }
@@ -161,11 +197,13 @@ def _notes(line: _Timeline, coefficients: Mapping[str, Coefficient], offset_s: f
         f"decode, and only the {alone:,} that waited for nobody say what a first token takes"
     )
     known = []
-    for name in _FITTED:
+    told = [name for name in _FITTED if coefficients[name].origin == "fitted"]
+    for name in told:
         value, half = coefficients[name].value, (coefficients[name].high - coefficients[name].low) / 2
         known.append(f"{name} {half / value:.0%}" if value else f"{name} {half:.1g} s")
-    yield f"three numbers and the client's way are fitted; half of each 90 % interval, of its value: {', '.join(known)}"
-    pinned = ", ".join(name for name in COEFFICIENTS if name not in _FITTED)
+    fitted = f"{('no number', 'one number', 'two numbers', 'three numbers')[len(told)]} and the client's way are fitted"
+    yield f"{fitted}; half of each 90 % interval, of its value: {', '.join(known)}"
+    pinned = ", ".join(name for name in COEFFICIENTS if name not in told)
     bandwidth, knee = (f"{low:g} to {high:g}" for low, high in (BANDWIDTH_RANGE, SHARPNESS_RANGE))
     yield (
         f"pinned, not fitted: {pinned} and the knee; their intervals are stated ranges (bandwidth {bandwidth} of the "
@@ -288,22 +326,41 @@ def _predicted(line: _Timeline, values: Floats, physical: Physics, pins: _Pins) 
     return decode, values[3] + waited + own
 
 
-def _solve(line: _Timeline, physical: Physics, pins: _Pins, chosen: npt.NDArray[np.int64]) -> Floats:
-    """(c, m, r, offset) of the chosen requests: soft-L1 on the logarithm of predicted over recorded."""
+def _solve(
+    line: _Timeline,
+    physical: Physics,
+    pins: _Pins,
+    chosen: npt.NDArray[np.int64],
+    free: list[int],
+    stated: Floats | None = None,
+) -> Floats:
+    """(c, m, r, offset) of the chosen requests: soft-L1 on the logarithm of predicted over recorded.
+
+    free : those that are fitted; the others are ``stated``, by default physics at stated efficiencies
+    """
     from scipy.optimize import least_squares
 
     decoding = chosen[line.steps[chosen] > 0]
     alone = chosen[line.alone[chosen]]
     scale = np.array([1e-3, physical.token_s / 0.7, 1e-5, 5e-3])
 
+    held = stated
+    if held is None:
+        held = np.array([0.0, physical.token_s, physical.row_s, 0.0]) / COMPUTE_EFFICIENCY
+
+    def whole(x: Floats) -> Floats:
+        values = held.copy()
+        values[free] = x * scale[free]
+        return values
+
     def residuals(x: Floats) -> Floats:
-        decode, first = _predicted(line, x * scale, physical, pins)
+        decode, first = _predicted(line, whole(x), physical, pins)
         found = np.log(decode[decoding] / line.decode_s[decoding])
         return np.concatenate([found, 0.5 * np.log(first[alone] / line.ttft_s[alone])])
 
-    start, bounds = np.array([0.5, 1.0, 1.0, 1.0]), ([0.0, 0.7, 0.0, 0.0], [20.0, 5.0, 50.0, 20.0])
-    solved = least_squares(residuals, start, bounds=bounds, loss="soft_l1", f_scale=0.03, max_nfev=60)
-    return np.asarray(solved.x * scale)
+    start, low, high = np.array([[0.5, 1.0, 1.0, 1.0], [0.0, 0.7, 0.0, 0.0], [20.0, 5.0, 50.0, 20.0]])[:, free]
+    solved = least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.03, max_nfev=60)
+    return whole(solved.x)
 
 
 def _held_out(line: _Timeline, values: Floats, physical: Physics, rows: npt.NDArray[np.bool_]) -> tuple[HeldOut, ...]:
