@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 
 from servecast.batch import StepShape
-from servecast.calibration.steps import table_of
+from servecast.calibration.steps import numeric, table_of
 from servecast.cost.curves import Curve, curve, left_out
 from servecast.cost.profile import LeftOut, error_figures
 from servecast.cost.roofline import peak_flops
@@ -197,14 +197,13 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 
     Raises InputError with the file for what is missing, not a number, or a time that is not above 0.
     """
-    import pandas as pd
 
     table = table_of(path, "a folder of operator tables holds it")
     missing = [name for name in columns if name not in table.columns]
     if missing:
         raise InputError(str(path), f"column {', '.join(missing)} is missing: it must hold {', '.join(columns)}")
     time = columns[-1]
-    times = pd.to_numeric(table[time], errors="coerce").to_numpy(dtype=float)
+    times = numeric(table[time])
     bad = np.flatnonzero(~(np.isfinite(times) & (times > 0)))
     if len(bad):
         raise InputError(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 REQUIRED: Final = ("seconds", "prefill_rows", "prefill_tokens", "prefill_pairs", "decode_rows", "decode_context")
 OPTIONAL: Final = ("prefill_context", "max_context", "iterations")
 FEWEST: Final = 24
+_DIGITS: Final = 300  # of a number that a float still holds
 
 #: A log shows a decode context that grows by the decode rows from row to row; so many of its rows must.
 _CONTINUING: Final = 0.5
@@ -138,10 +139,19 @@ def _columns(table: pd.DataFrame, place: str, first_line: int) -> dict[str, npt.
     return columns
 
 
-def _numbers(column: pd.Series[Any], name: str, place: str, first_line: int) -> npt.NDArray[np.float64]:
+def numeric(column: pd.Series[Any]) -> npt.NDArray[np.float64]:
+    """A column as numbers: NaN for what is none, infinity for one of hundreds of digits."""
     import pandas as pd
 
-    numbers = pd.to_numeric(column, errors="coerce").to_numpy(dtype=float)
+    try:
+        return pd.to_numeric(column, errors="coerce").to_numpy(dtype=float)
+    except OverflowError:
+        texts = column.astype(str).where(column.astype(str).str.len() < _DIGITS, "inf")
+        return pd.to_numeric(texts, errors="coerce").to_numpy(dtype=float)
+
+
+def _numbers(column: pd.Series[Any], name: str, place: str, first_line: int) -> npt.NDArray[np.float64]:
+    numbers = numeric(column)
     bad = np.flatnonzero(~np.isfinite(numbers))
     if len(bad):
         problem = f"{name} is {str(column.iloc[bad[0]])!r}: put a finite number, or remove the row"

@@ -8,7 +8,6 @@ CACM 2009).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +75,7 @@ def parse(entry: Mapping[str, Any], *, name: str, place: str) -> DeviceSpec:
 
 
 def _positive(value: object, place: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-        raise InputError(place, f"{value!r} is not a positive finite number; write for instance 3.35e+12")
+    # Beyond these no device is: products of such values would leave the range of numbers.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1e-9 <= value <= 1e24:
+        raise InputError(place, f"{value!r:.60} is not a positive finite number; write for instance 3.35e+12")
     return float(value)
