@@ -13,7 +13,7 @@ import numpy as np
 from servecast.batch import Batch, StepShape
 from servecast.engine import Run, Server, replay
 from servecast.executor import Affine, ModelExecutor
-from servecast.kvcache import BlockPool
+from servecast.kvcache import BlockPool, Growth
 from servecast.policies import POLICIES
 from servecast.workload.clients import OpenLoop, RequestColumns
 
@@ -72,16 +72,17 @@ def replayed(
 
 
 def serve(
-    requests, policy, cap=1000, bs=16, cost=None, stepped=False, max_model_len=None, client=None, **options
+    requests, policy, cap=1000, bs=16, cost=None, stepped=False, max_model_len=None, client=None, growth=(), **options
 ) -> Run:
     """Serve requests (or a client's) under convention C0: ``cap`` KV blocks of ``bs`` tokens."""
     executor = ModelExecutor(cost or StepTime())
+    held = Growth(bs, *growth)
     return replayed(
         client or OpenLoop(columns(requests)),
         policy,
         Stepping(executor) if stepped else executor,
-        BlockPool(cap, bs),
-        max_model_len=max_model_len or cap * bs,
+        BlockPool(cap, bs, growth=held),
+        max_model_len=max_model_len or held.longest(cap),
         **options,
     )
 

@@ -402,7 +402,7 @@ def test_explain_says_what_vllm_says(capsys):
     assert "To serve at least one request" in capsys.readouterr().out
     assert command("explain", "--model", "llama-2-70b", "--device", "a100-40gb") == 2
     caught = capsys.readouterr()
-    for line in ("- weights            128.48 GiB", "= left for KV        -92.96 GiB"):
+    for line in ("- weights            128.48 GiB", "= left for KV        -93.26 GiB"):
         assert line in caught.out
     assert "No available memory for the cache blocks" in caught.err
     assert "take a larger GPU, a larger tensor_parallel_size, or a model with quantised weights" in caught.err
@@ -411,30 +411,23 @@ def test_explain_says_what_vllm_says(capsys):
 
 
 def test_explain_accounts_for_sliding_windows(capsys):
-    """Every GiB of the cache is in a block or in a window, whichever of the two layouts holds more."""
-    for model, device, sequences, how in (
-        ("gpt-oss-20b", "h100-sxm", 1024, "set aside, 3.4 MiB for each of 1,024 sequences"),
-        (
-            "gemma-3-27b",
-            "h100-sxm",
-            1024,
-            "every layer counted in full, which holds more than 422.5 MiB for each of 1,024",
-        ),
-        ("gemma-3-27b", "h100-sxm", 4, "set aside, 422.5 MiB for each of 4 sequences"),
+    """Every GiB of the cache is in a block, and what a sequence holds of them is said, as the version counts it."""
+    for model, like, how in (
+        ("gpt-oss-20b", "vllm-0.23", "2 groups of layers, of which 1 slide and keep at most 9 blocks each"),
+        ("gemma-3-27b", "vllm-0.23", "7 groups of layers, of which 6 slide and keep at most 65 blocks each"),
+        ("gemma-3-27b", "vllm-0.19", "every layer counts in full, sliding or not (vllm-0.19)"),
     ):
-        setting = f"policies[0].max_num_seqs={sequences}"
-        assert command("explain", "--model", model, "--device", device, "--set", setting) == 0
+        assert command("explain", "--model", model, "--device", "h100-sxm", "--set", f"engine.like={like}") == 0
         shown = capsys.readouterr().out
         assert how in shown
-        cache, windows, blocks = (
+        cache, blocks = (
             next(line for line in shown.splitlines() if line.startswith(f"  {name}"))
-            for name in ("= KV cache", "- sliding windows", "KV blocks")
+            for name in ("= KV cache", "KV blocks")
         )
-        gib = [float(re.search(r"([\d.]+) GiB", line)[1]) for line in (cache, windows)]
         count, kib = (
             int(re.search(at, blocks)[1].replace(",", "")) for at in (r"blocks +([\d,]+)", r"tokens, ([\d,]+) KiB")
         )
-        assert gib[0] - gib[1] == pytest.approx((count + 1) * kib / 2**20, abs=0.02)
+        assert float(re.search(r"([\d.]+) GiB", cache)[1]) == pytest.approx((count + 1) * kib / 2**20, abs=0.02)
     assert command("explain", "--model", "llama-3.1-8b", "--device", "h100-sxm") == 0
     assert "sliding" not in capsys.readouterr().out
 
@@ -580,9 +573,9 @@ POLICIES = (
 GOLDEN = """\
 tiny: llama-3.1-8b on a100-80gb (datasheet, uncalibrated), seed 1 and 1 more, gpu_memory_utilization
   0.92
-  static: batch_size 2 or 4 (swept), max_wait_s 0.5; 29,465 or 29,462 KV blocks
-  padded: batch_size 2 or 4 (swept), max_wait_s 0.5; 29,465 or 29,462 KV blocks
-  continuous: max_num_seqs 256, max_num_batched_tokens 8,192, chunked_prefill; 29,029 KV blocks
+  static: batch_size 2 or 4 (swept), max_wait_s 0.5; 29,316 or 29,314 KV blocks
+  padded: batch_size 2 or 4 (swept), max_wait_s 0.5; 29,316 or 29,314 KV blocks
+  continuous: max_num_seqs 256, max_num_batched_tokens 8,192, chunked_prefill; 28,886 KV blocks
   continuous with few slots: max_num_seqs 8, max_num_batched_tokens 8,192, … --notes
   Step times: a data sheet's roofline, uncalibrated: measured ones are 0.92 to 1.43 times as long.
 """

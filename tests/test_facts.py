@@ -22,7 +22,8 @@ from servecast.memory import GIB, budget
 from servecast.plan.answer import Tokens, dollars
 from servecast.plan.lessons import padding_waste
 from servecast.plan.uncertainty import Estimate
-from servecast.specs import catalogue
+from servecast.specs import catalogue, quantization
+from servecast.specs.start_up import start_up
 
 SHARED = Path(os.environ.get("SERVECAST_SHARED", Path(__file__).parents[2] / "shared"))
 MIB = 1 << 20
@@ -86,14 +87,15 @@ class Capacity(NamedTuple):
     batched_tokens: tuple[int, ...]
     sequences: tuple[int, ...]
     tensor_parallel: int = 1
+    like: str = "vllm-0.15"
     weight_dtype: str | None = None
 
 
 # Where a row does not say how many sequences or tokens its engine took, each plausible setting must hold: the rows of
 # that project which say so have 128 sequences, vLLM's default was 256; 2,048 or 8,192 tokens.
 CAPACITIES = {
-    "F044": Capacity(36.56, "GiB", "gpt-oss-20b", "a100-80gb", 0.65, (2048,), (256,)),
-    "F057": Capacity(41_408, "tokens", "llama-3.1-8b", "rtx4090", 0.9, (2048,), (256,)),
+    "F044": Capacity(36.56, "GiB", "gpt-oss-20b", "a100-80gb", 0.65, (2048,), (256,), 1, "vllm-0.19"),
+    "F057": Capacity(41_408, "tokens", "llama-3.1-8b", "rtx4090", 0.9, (2048,), (256,), 1, "vllm-0.19"),
     "F059": Capacity(119_408, "tokens", "llama-2-7b", "h100-sxm", 0.9, (2048,), (128,)),
     "F060": Capacity(501_712, "tokens", "llama-2-70b", "h100-sxm", 0.9, (2048,), (128,), 4),
     "F061": Capacity(440_176, "tokens", "mixtral-8x7b", "h100-sxm", 0.9, (2048,), (128,), 2),
@@ -116,6 +118,7 @@ def predicted(capacity: Capacity, batched_tokens: int, sequences: int) -> float:
         max_num_batched_tokens=batched_tokens,
         max_num_seqs=sequences,
         tensor_parallel=capacity.tensor_parallel,
+        like=capacity.like,
     )
     return made.kv_bytes / GIB if capacity.unit == "GiB" else made.kv_tokens + 16
 
@@ -134,7 +137,11 @@ def test_a_larger_token_budget_leaves_fewer_blocks_as_f067_and_f068_log():
         assert predicted(less, 2048, sequences) > predicted(more, 8192, sequences)
 
 
-MEASURED = {"h100-qwen3-14b-vllm0.23": Capacity(18_038 * 16, "tokens", "qwen3-14b", "h100-sxm", 0.92, (8192,), (256,))}
+MEASURED = {
+    "h100-qwen3-14b-vllm0.23": Capacity(
+        18_038 * 16, "tokens", "qwen3-14b", "h100-sxm", 0.92, (8192,), (256,), 1, "vllm-0.23"
+    )
+}
 
 
 @pytest.mark.parametrize("engine", MEASURED)
@@ -153,21 +160,38 @@ def test_every_measured_engine_that_logs_its_blocks_is_checked():
             assert MEASURED[path.parent.name].logged == engine["num_gpu_blocks"] * engine["block_size"]
 
 
+# Mixtures of vLLM 0.9 and 0.10 at the 1,024 sequences and 8,192 tokens that are the default of an H100.
+MIXTURES = {
+    "F046": Capacity(-2.14, "GiB", "gpt-oss-120b", "h100-sxm", 0.9, (8192,), (1024,), 1, "vllm-0.10"),
+    "F073": Capacity(8.11, "GiB", "qwen3-235b-a22b", "h100-sxm", 0.9, (8192,), (1024,), 4, "vllm-0.9"),
+}
+FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]}
+
+
+@pytest.mark.parametrize("fact", MIXTURES)
+def test_what_mixtures_of_experts_leave_within_0_3_gib(fact):
+    logged = MIXTURES[fact]
+    model = catalogue.model(logged.model)
+    if model.weight_dtype is None:  # F073's checkpoint is in fp8
+        fp8 = quantization.read(FP8_BLOCKS, "")
+        [group] = model.groups
+        model = replace(model, groups=(group._replace(layer=replace(group.layer, formats=fp8.formats(0))),))
+    version, gpus = start_up(logged.like), logged.tensor_parallel
+    taken = model.weight_bytes(gpus) + version.activation_bytes(model, 8192, 1024, gpus) + version.overhead_bytes(gpus)
+    left = logged.utilization * catalogue.device(logged.device).memory_bytes - taken
+    assert left / GIB == pytest.approx(logged.logged, abs=0.3)
+
+
 LISTED = {
-    "F036": (Capacity(53.29, "GiB", "llama-3-8b", "h100-sxm", 0.9, (8192,), (256,)),
+    "F036": (Capacity(53.29, "GiB", "llama-3-8b", "h100-sxm", 0.9, (8192,), (256,), 1, "vllm-0.6"),
              "vLLM 0.6 counted 1.79 GiB of CUDA context as non-torch memory inside the budget; V1 does not"),
-    "F038": (Capacity(3.81, "GiB", "llama-3.1-8b", "rtx3090", 0.9, (20_000,), (256,)),
+    "F038": (Capacity(3.81, "GiB", "llama-3.1-8b", "rtx3090", 0.9, (20_000,), (256,), 1, "vllm-0.6"),
              "vLLM 0.6; the log implies 0.09 GiB more runtime overhead or 0.09 GiB less visible memory"),
-    "F046": (Capacity(-2.14, "GiB", "gpt-oss-120b", "h100-sxm", 0.9, (8192,), (1024,)),
-             "vLLM 0.10 at its 1,024 sequences: nearly nothing is left here too; its kernels likely held more"),
-    "F055": (Capacity(31_232, "tokens", "llama-3.1-8b", "rtx3090", 0.9, (20_000,), (256,)), "as F038"),
-    "F056": (Capacity(23_648, "tokens", "llama-3.1-8b", "rtx3090", 0.9, (29_000,), (256,)), "as F038"),
-    "F071": (Capacity(22_096, "tokens", "llama-3.1-70b", "h100-sxm", 0.98, (2048,), (256,), 1, "fp8"),
+    "F055": (Capacity(31_232, "tokens", "llama-3.1-8b", "rtx3090", 0.9, (20_000,), (256,), 1, "vllm-0.6"), "as F038"),
+    "F056": (Capacity(23_648, "tokens", "llama-3.1-8b", "rtx3090", 0.9, (29_000,), (256,), 1, "vllm-0.6"), "as F038"),
+    "F071": (Capacity(22_096, "tokens", "llama-3.1-70b", "h100-sxm", 0.98, (2048,), (256,), 1, "vllm-0.6", "fp8"),
              "vLLM 0.6: 2 GiB of CUDA context inside the budget, as F036; the weights agree (67.67 of 67.72 GiB)"),
-    "F073": (Capacity(178_880, "tokens", "qwen3-235b-a22b", "h100-sxm", 0.9, (8192,), (1024,), 4, "fp8"),
-             "utilization, version and batched tokens not stated"),
 }  # fmt: skip
-UNKNOWN_SETTINGS = {"F073"}
 
 NOT_MODELLED = {
     "F015": "a ratio of two tools' figures: test_specs (MEM-03) holds both",
@@ -200,8 +224,7 @@ def test_listed_logs_with_their_error(fact):
     print(f"{fact}: logged {capacity.logged:g} {capacity.unit}, predicted {value:g} ({share}): {reason}")
     token_gib = catalogue.model(capacity.model).kv_bytes_per_token(tensor_parallel=capacity.tensor_parallel) / GIB
     error_gib = error if capacity.unit == "GiB" else error * token_gib
-    if fact not in UNKNOWN_SETTINGS:
-        assert abs(error_gib) < 0.03 * catalogue.device(capacity.device).memory_bytes / GIB
+    assert abs(error_gib) < 0.03 * catalogue.device(capacity.device).memory_bytes / GIB
 
 
 TRAPS = {
@@ -228,8 +251,10 @@ def test_the_literals_here_are_those_of_the_file_and_none_is_missing():
         rows = {row["id"]: row for row in csv.DictReader(file)}
     for fact, case in ARITHMETIC.items():
         assert (fact, rows[fact]["confidence"], rows[fact]["value"]) == (fact, "arith", case.printed)
-    for fact, capacity in CAPACITIES.items() | {(fact, capacity) for fact, (capacity, _) in LISTED.items()}:
+    named = CAPACITIES | {"F046": MIXTURES["F046"]} | {fact: capacity for fact, (capacity, _) in LISTED.items()}
+    for fact, capacity in named.items():
         assert (fact, float(rows[fact]["value"]), rows[fact]["unit"]) == (fact, capacity.logged, capacity.unit)
+    assert rows["F073"]["config"].startswith(f"{MIXTURES['F073'].logged} GiB per GPU")  # its value counts tokens
     assert all(rows[fact]["confidence"] == "trap" for fact in TRAPS)
-    told = {*ARITHMETIC, *WHOLE_TRACES, *CAPACITIES, *LISTED, *NOT_MODELLED}
+    told = {*ARITHMETIC, *WHOLE_TRACES, *CAPACITIES, *MIXTURES, *LISTED, *NOT_MODELLED}
     assert {fact for fact, row in rows.items() if row["confidence"] in {"arith", "log"}} == told

@@ -16,7 +16,7 @@ from serving import StepTime, Watched, columns, latencies, rows_held, serve
 
 from servecast.batch import Batch
 from servecast.errors import InputError
-from servecast.kvcache import BlockPool
+from servecast.kvcache import BlockPool, Growth
 from servecast.policies import POLICIES, Continuous, Static
 from servecast.policies.decoding import DecodeRows
 from servecast.requests import Request, Sequence, Status
@@ -214,7 +214,7 @@ def test_a_watermark_keeps_blocks_free_only_while_somebody_runs():
 
 @pytest.mark.parametrize(("before", "after", "held"), [(10, 14, (1, 1)), (100, 200, (7, 13))], ids=["BLK_03", "BLK_05"])
 def test_growth_takes_only_the_missing_blocks(before, after, held):
-    rows = DecodeRows(16)
+    rows = DecodeRows(Growth(16))
     sequence = Sequence(Request(0, 0.0, before, 1000), 0.0, 1000)
     sequence.computed, sequence.generated, sequence.slot = before, 1, 0
     rows.join(sequence)

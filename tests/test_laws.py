@@ -56,7 +56,11 @@ policies = st.sampled_from(sorted(POLICIES)).flatmap(drawn)
 closed = st.sampled_from([kind for kind, policy in POLICIES.items() if policy.closed]).flatmap(drawn)
 plain = drawn("continuous", plain=True)
 at_once = st.one_of(plain, drawn("prefill_first"))
-pools = st.tuples(st.integers(7, 40), st.sampled_from([4, 16])).map(lambda pool: {"cap": pool[0], "bs": pool[1]})
+#: Groups of layers that keep every token, that slide, their window in blocks, and blocks of a state.
+growths = st.sampled_from([(), (), (1, 2, 2), (2, 1, 3, 1), (1, 0, 0, 2)])
+pools = st.tuples(st.integers(7, 40), st.sampled_from([4, 16]), growths).map(
+    lambda pool: {"cap": pool[0] * sum(pool[2][:2] or [1]), "bs": pool[1], "growth": pool[2]}
+)
 costs = st.sampled_from([COST, TIED])
 
 

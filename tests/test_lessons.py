@@ -44,7 +44,7 @@ def test_each_device_has_its_ridge():
 
 
 @pytest.mark.parametrize(
-    ("ridge", "contexts"), [(None, [(201, 225), (154, 785), (201, 817), (154, 3009)]), (140, [337, 865, 1169, 3313])]
+    ("ridge", "contexts"), [(None, [(201, 225), (154, 785), (201, 817), (154, 3009)]), (140, [321, 865, 1169, 3313])]
 )
 def test_memory_stops_the_batch_before_the_ridge(ridge, contexts):
     walls = lessons.memory_walls(ridge)

@@ -1,5 +1,6 @@
 """The memory budget: its arithmetic, what it grows with, its two start-up errors, and the engine's defaults."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -8,8 +9,12 @@ from specs import remade
 
 from servecast import memory
 from servecast.errors import InputError
-from servecast.memory import GIB, MIB, engine_defaults, overhead_bytes, whole_blocks
+from servecast.kvcache import Growth
+from servecast.memory import GIB, MIB, NotEnoughMemoryError, engine_defaults, whole_blocks
 from servecast.specs import catalogue
+from servecast.specs.layers.layer import LayerGroup
+from servecast.specs.layers.recurrent import Mamba2
+from servecast.specs.start_up import start_up
 
 LLAMA = catalogue.model("llama-3.1-8b")
 H100 = catalogue.device("h100-sxm")
@@ -33,7 +38,7 @@ def test_the_lines_of_the_budget_add_up_and_blocks_are_rounded_down():
     assert made.weight_bytes == 8_030_261_248 * 2
     left = made.usable_bytes - made.weight_bytes - made.activation_bytes - made.overhead_bytes
     assert made.kv_bytes == left
-    assert made.window_bytes == 0
+    assert made.growth == Growth(16)
     assert made.block_bytes == 16 * 131_072
     assert made.kv_blocks == int(left / (16 * 131_072)) - 1  # the null block
     assert made.kv_tokens == made.kv_blocks * 16
@@ -57,7 +62,7 @@ def test_mem_10_capacity_differs_per_model():
 
 @pytest.mark.parametrize(("tokens", "logged_gib"), [(20_000, 3.81), (29_000, 2.89)])
 def test_mem_15_kv_falls_with_batched_tokens(tokens, logged_gib):
-    made = budget(device=RTX3090, max_num_batched_tokens=tokens)
+    made = budget(device=RTX3090, max_num_batched_tokens=tokens, like="vllm-0.6")
     assert made.kv_bytes / GIB == pytest.approx(logged_gib, rel=0.04)
     assert made.kv_bytes < budget(device=RTX3090).kv_bytes - 1.2 * GIB
 
@@ -76,9 +81,10 @@ def test_activation_peak_never_falls_as_the_token_budget_grows():
 
 
 def test_mem_19_cuda_graphs_cost_memory_unless_eager():
-    assert overhead_bytes() - overhead_bytes(enforce_eager=True) == 100 * MIB
-    assert budget(enforce_eager=True).kv_bytes - budget().kv_bytes == 100 * MIB
-    assert overhead_bytes(2) - overhead_bytes(1) == overhead_bytes(8) - overhead_bytes(1) == 392 * MIB
+    for like, graphs, communicators in (("vllm-0.10", 100, 5), ("vllm-0.15", 100, 1), ("vllm-0.23", 400, 1)):
+        assert budget(enforce_eager=True, like=like).kv_bytes - budget(like=like).kv_bytes == graphs * MIB
+        alone, two, eight = (start_up(like).overhead_bytes(gpus) for gpus in (1, 2, 8))
+        assert two - alone == eight - alone == communicators * 392 * MIB
 
 
 def test_par_01_capacity_on_four_gpus_is_not_counted_twice():
@@ -184,25 +190,95 @@ def test_counts_are_positive(key):
         budget(tensor_parallel=0)
 
 
-def test_mem_03_short_windows_are_set_aside_and_blocks_are_of_the_full_layers():
-    model = catalogue.model("gpt-oss-120b")
-    made = budget(model, max_num_seqs=64)
-    assert made.window_bytes == 64 * 18 * (8 + 1) * 16 * 2048
-    assert made.block_bytes == 16 * 18 * 2048  # half of the 36 layers
-    everything = made.kv_bytes / (16 * 36 * 2048)
-    assert made.kv_blocks == int((made.kv_bytes - made.window_bytes) / made.block_bytes) - 1
-    assert 1.8 * everything < made.kv_blocks < 2 * everything
-    # what is promised is there: as many sequences as may run, all of them long
-    length = made.kv_tokens // 64
-    assert 64 * model.kv_bytes(length) <= made.kv_bytes
-
-
-def test_mem_03_long_windows_are_counted_in_full_where_setting_them_aside_would_cost_more():
+@pytest.mark.parametrize("like", ["vllm-0.15", "vllm-0.20"])
+def test_mem_03_before_the_hybrid_cache_every_layer_counts_in_full(like):
     model = catalogue.model("gemma-3-27b")
-    made = budget(model)
-    assert made.window_bytes == 0
-    assert made.block_bytes == 16 * model.kv_bytes_per_token()
-    assert budget(model, max_num_seqs=4).kv_tokens > 4 * made.kv_tokens
+    made = budget(model, like=like)
+    assert made.growth == Growth(16)
+    assert made.block_bytes == 16 * 62 * 8192
+    with pytest.raises(InputError, match=r"\(62.00 GiB KV cache is needed"):
+        budget(model, like=like, max_model_len=131_072)
+
+
+def test_mem_03_the_hybrid_cache_keeps_windows_and_grows_in_full_layers_alone():
+    # gpt-oss-120b: 18 full layers, 18 of 128 tokens, which are 8 blocks of 16 and one more
+    made = budget(catalogue.model("gpt-oss-120b"), max_num_seqs=64)
+    assert made.block_bytes == 16 * 18 * 2048
+    assert [made.blocks_of(tokens) for tokens in (16, 128, 144, 160, 1600)] == [2, 16, 18, 10 + 9, 100 + 9]
+    assert made.kv_blocks == int(made.kv_bytes / made.block_bytes) - 1
+    assert made.max_concurrency(1600) == made.kv_blocks / 109
+
+
+def test_mem_03_a_long_context_of_gemma_3_fits_as_vllm_says():
+    # 10 full layers x 131,072 x 8,192 B are 10 GiB; 52 windows are 6 groups of 10 layers (8 are padding), each of 65
+    # blocks and those of 8,192 new tokens: 13.7 GiB and the padding's 0.57
+    settings = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "gpu_memory_utilization": 0.92}
+    made = budget(catalogue.model("gemma-3-27b"), max_model_len=131_072, **settings)
+    assert made.block_bytes == 16 * 10 * 8192
+    assert made.growth == Growth(16, 1, 6, 65)
+    needed = (made.blocks_of(131_072) + 6 * 8192 // 16) * made.block_bytes
+    assert needed / GIB == pytest.approx(13.66 + 0.57, abs=0.01)
+    # short sequences hold what all layers take, and the padding
+    assert made.blocks_of(300) * made.block_bytes == 7 * 304 * 10 * 8192
+
+
+@pytest.mark.parametrize("window", [128, 1000, 1024])
+@pytest.mark.parametrize(("full", "sliding"), [(10, 52), (18, 18), (12, 13), (24, 6)])
+def test_layers_are_grouped_as_vllm_does(full, sliding, window):
+    # vLLM 0.23, `_get_kv_cache_groups_uniform_page_size`: groups as large as the rarest kind, or as the commonest
+    size = max(full, sliding) if max(full, sliding) < 1.5 * min(full, sliding) else min(full, sliding)
+    [group] = LLAMA.groups
+    slides = replace(group.layer, mixers=(replace(group.layer.mixers[0], window=window),))
+    made = budget(replace(LLAMA, groups=(group._replace(layers=full), LayerGroup(sliding, slides))))
+    assert made.block_bytes == 16 * size * 4096
+    assert made.growth == Growth(16, -(-full // size), -(-sliding // size), -(-(window - 1) // 16) + 1)
+
+
+def test_states_are_held_for_each_sequence():
+    [group] = LLAMA.groups
+    states = Mamba2(heads=64, head_dim=64, state=128, groups=8, kernel=4)
+    recurrent = replace(group.layer, mixers=(states,))
+    model = replace(LLAMA, groups=(group._replace(layers=8), LayerGroup(24, recurrent)))
+    for like in ("vllm-0.15", "vllm-0.23"):
+        made = budget(model, like=like)
+        own = math.ceil(model.state_bytes() / made.block_bytes)
+        assert (made.block_bytes, made.blocks_of(1600)) == (16 * 8 * 4096, 100 + own)
+        assert made.kv_tokens == (made.kv_blocks - own) * 16
+    alone = budget(replace(model, groups=(LayerGroup(24, recurrent),)))
+    assert alone.block_bytes == model.state_bytes()
+    assert alone.blocks_of(1) == alone.blocks_of(100_000) == 1
+
+
+SPLITS = [
+    ("deepseek-v3", "h100-sxm", 16),  # 671 GB of fp8 on GPUs of 80 GB, 128 heads
+    ("llama-3.1-70b", "h100-sxm", 2),
+    ("llama-3.1-405b", "h100-sxm", 16),
+    ("qwen2.5-7b", "rtx4090", None),
+]
+
+
+@pytest.mark.parametrize(("name", "device", "gpus"), SPLITS)
+def test_a_refusal_says_the_smallest_split_that_holds_the_model(name, device, gpus):
+    model, device = catalogue.model(name), catalogue.device(device)
+    if gpus is None:
+        assert budget(model, device).kv_blocks > 0
+        return
+    with pytest.raises(NotEnoughMemoryError, match=f"the smallest tensor_parallel_size that holds it is {gpus}$"):
+        budget(model, device)
+    assert budget(model, device, tensor_parallel=gpus).kv_blocks > 0
+
+
+def test_a_refusal_says_that_no_split_holds_the_model():
+    tiny = replace(H100, memory_bytes=GIB)
+    with pytest.raises(NotEnoughMemoryError, match=r"no tensor_parallel_size up to 64 holds it$"):
+        budget(device=tiny)
+
+
+def test_a_length_that_is_refused_names_the_split_too():
+    with pytest.raises(
+        NotEnoughMemoryError, match=r"maximum model length.*; the smallest tensor_parallel_size.* is 2$"
+    ):
+        budget(device=RTX3090, max_num_batched_tokens=29_000, max_model_len=29_000)
 
 
 def test_a_model_of_sliding_layers_alone_is_counted_in_full():

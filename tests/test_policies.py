@@ -8,6 +8,7 @@ from serving import StepTime, Watched, columns, latencies, serve, shape_of_rows
 
 from servecast.batch import Batch, OutOfMemory
 from servecast.errors import InputError
+from servecast.kvcache import Growth
 from servecast.policies import POLICIES, Continuous, Padded, Static
 from servecast.policies.decoding import DecodeRows
 from servecast.requests import Request, Sequence, Status
@@ -196,7 +197,7 @@ class TestClosedBatchesAtTheEdge:
 
 
 def test_more_rows_than_a_million_slots():
-    rows = DecodeRows(16)
+    rows = DecodeRows(Growth(16))
     for slot in (0, 1 << 20, (1 << 20) + 1):
         sequence = Sequence(Request(slot, 0.0, 10, 3), 0.0, 3)
         sequence.computed, sequence.generated, sequence.slot = 10, 1, slot

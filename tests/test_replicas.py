@@ -15,7 +15,7 @@ from test_laws import assert_same_run, policies, pools
 from servecast.batch import StepShape
 from servecast.engine import Server, replay
 from servecast.executor import Measured, ModelExecutor
-from servecast.kvcache import BlockPool
+from servecast.kvcache import BlockPool, Growth
 from servecast.policies import Continuous, Static
 from servecast.requests import Request, Status
 from servecast.routers import ROUTERS, LeastOutstanding, PrefixAffinity, RoundRobin
@@ -61,10 +61,13 @@ def loads(draw):
     return Load(kind, table, draw(st.integers(1, 6)), tick * draw(st.sampled_from([0, 1, 20])), cost)
 
 
-def system(client, policy, count, router="round_robin", stepped=False, cost=None, cap=1000, bs=16, **options):
+def system(
+    client, policy, count, router="round_robin", stepped=False, cost=None, cap=1000, bs=16, growth=(), **options
+):
     def server():
-        executor = ModelExecutor(cost or StepTime())
-        return Server(policy, Stepping(executor) if stepped else executor, BlockPool(cap, bs), cap * bs, restart_s=0.03)
+        executor, held = ModelExecutor(cost or StepTime()), Growth(bs, *growth)
+        executor = Stepping(executor) if stepped else executor
+        return Server(policy, executor, BlockPool(cap, bs, growth=held), held.longest(cap), restart_s=0.03)
 
     router = ROUTERS[router] if isinstance(router, str) else router
     return replay(client, [server() for _ in range(count)], router(), **options)

@@ -14,6 +14,7 @@ from servecast.errors import InputError
 from servecast.specs import catalogue, hf_config
 from servecast.specs.dtypes import bytes_per_value, dtype_name
 from servecast.specs.layers.layer import Split
+from servecast.specs.start_up import start_up
 
 GIB = 1 << 30
 
@@ -138,8 +139,7 @@ def test_mem_03_sliding_layers_keep_their_window():
     assert model.kv_bytes(65_536, "fp8") / GIB == pytest.approx(1.127, abs=0.001)
     assert 65_536 * model.kv_bytes_per_token("fp8") / GIB == 2.25
     assert model.kv_bytes(100) == 100 * model.kv_bytes_per_token()
-    assert model.full_kv_bytes_per_token() == 18 * 2 * 8 * 64 * 2
-    assert model.window_bytes(16) == 18 * (8 + 1) * 16 * 2 * 8 * 64 * 2
+    assert model.windows() == {(128, 2048): 18, (None, 2048): 18}
 
 
 def test_kv_format_changes_the_bytes_and_latent_vectors_are_whole_on_every_gpu():
@@ -570,27 +570,29 @@ def test_activations_match_the_two_points_of_a_log():
     # vLLM 0.6, Llama-3.1-8B on an RTX 3090: 20,000 batched tokens peak 2.07 GiB over the weights, and 9,000 more
     # tokens cost .926 GiB of KV cache (github.com/vllm-project/vllm/issues/10517)
     model = catalogue.model("llama-3.1-8b")
-    assert model.activation_bytes_peak(20_000, 256) / GIB == pytest.approx(17.06 - 14.99, rel=0.01)
-    more = model.activation_bytes_peak(29_000, 256) - model.activation_bytes_peak(20_000, 256)
+    assert model.forward_bytes_peak(20_000) / GIB == pytest.approx(17.06 - 14.99, rel=0.01)
+    more = model.forward_bytes_peak(29_000) - model.forward_bytes_peak(20_000)
     assert more / GIB == pytest.approx(0.926, rel=0.01)
 
 
 def test_activations_of_few_tokens_are_those_of_sampling():
     model = catalogue.model("llama-3.1-8b")
-    assert model.activation_bytes_peak(256, 256) == 256 * 4096 * 2 + 26 * 256 * 128_256
-    assert model.activation_bytes_peak(256, 256, tensor_parallel=4) == model.activation_bytes_peak(256, 256)
-    assert model.activation_bytes_peak(8192, 1, tensor_parallel=4) == 8192 * 3 * (4096 + 14_336 // 4) * 2
+    hidden = 256 * 4096 * 2
+    for gpus in (1, 4):
+        assert start_up("vllm-0.16").activation_bytes(model, 256, 256, gpus) == hidden + 38 * 256 * 128_256
+        assert start_up("vllm-0.17").activation_bytes(model, 256, 256, gpus) == hidden + (14 * 256 + 4 * 128) * 128_256
+    assert model.forward_bytes_peak(8192, tensor_parallel=4) == 8192 * 3 * (4096 + 14_336 // 4) * 2
     sparse = catalogue.model("mixtral-8x7b")
-    assert sparse.activation_bytes_peak(4096, 1) == 4096 * (3 * 4096 + 2 * 3 * 14_336) * 2
+    assert sparse.forward_bytes_peak(4096) == 4096 * (3 * 4096 + 2 * 3 * 14_336) * 2
     latent = catalogue.model("deepseek-v3")
-    assert latent.activation_bytes_peak(4096, 1) == 4096 * (2 * 7168 + 2 * 128 * 320) * 2
+    assert latent.forward_bytes_peak(4096) == 4096 * (2 * 7168 + 2 * 128 * 320) * 2
     narrow = remade(
         model, feed_forward={"intermediate": 64}
     )  # queries, keys, values and the output are the widest then
-    assert narrow.activation_bytes_peak(4096, 1) == 4096 * (2 * 4096 + 2 * (32 + 8) * 128) * 2
+    assert narrow.forward_bytes_peak(4096) == 4096 * (2 * 4096 + 2 * (32 + 8) * 128) * 2
     assert sparse.experts is not None
     shared = remade(sparse, feed_forward={"shared": 50_000})
-    assert shared.activation_bytes_peak(4096, 1) == 4096 * 3 * (4096 + 50_000) * 2
+    assert shared.forward_bytes_peak(4096) == 4096 * 3 * (4096 + 50_000) * 2
 
 
 @pytest.mark.parametrize(

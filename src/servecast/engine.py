@@ -283,7 +283,8 @@ class _Replica:
 
     def __init__(self, server: Server, client: Client | _InOrder, horizon_s: float, alone: bool) -> None:
         pool = server.pool
-        assert server.max_model_len <= pool.total * pool.block_size, (server.max_model_len, pool.total)
+        longest = pool.growth.longest(pool.total)
+        assert server.max_model_len <= longest, (server.max_model_len, longest)
         self.client = client
         self._alone = alone
         self.policy = server.policy
@@ -291,7 +292,7 @@ class _Replica:
         self.execute = server.executor.run
         self.max_model_len = server.max_model_len
         self._cuts = server.on_too_long == "cut"
-        self._cache_limits = server.max_model_len == pool.total * pool.block_size
+        self._cache_limits = server.max_model_len == longest
         self.restart_s = server.restart_s
         self.horizon_s = horizon_s
         self.state = self.policy.start(pool, server.activation_blocks)

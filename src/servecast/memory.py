@@ -7,16 +7,21 @@ as vLLM V1 measures it at start-up (`determine_available_memory`, `get_kv_cache_
 group. A block is ``block_size`` tokens of every layer. Blocks are rounded down, and one of them is vLLM's null block,
 which no sequence can hold: ``kv_blocks`` are the usable ones, vLLM's ``num_gpu_blocks`` is one more.
 
-Sliding layers keep no more than their window. Blocks grow with the sequence, so a hybrid model is laid out in the
-better of two ways, neither of which promises what is not there: windows of ``max_num_seqs`` sequences set aside and
-blocks of the full layers alone (good for gpt-oss and its 128 tokens), or every layer counted in full (what vLLM does
-with its hybrid KV cache manager off; good where windows are long against the memory, as in Gemma 3). vLLM's hybrid
-manager shares out pages freely and fits somewhat more than either.
+Not every layer keeps every token. From 0.21 on vLLM's hybrid KV cache manager puts the layers into groups of equal
+size (as many layers as the rarest kind has, or the commonest if that has fewer than 1.5 times as many; the last group
+of a kind is padded), and a block is ``block_size`` tokens of one group. A sequence holds blocks of the sliding groups
+for its window alone, and one more since a window can begin anywhere in a block. A step's new tokens are in all groups
+until it ends: room for them is asked once, of the longest sequence. Before 0.21, and where all layers slide, every
+layer counts in full and a block is of all of them. Layers of unlike width are counted in blocks of the full ones.
 
-The activation peak depends on ``max_num_batched_tokens`` and ``max_num_seqs`` and on no length: a smaller
-``max_model_len`` frees nothing (with chunked prefill off vLLM raises max_num_batched_tokens to max_model_len, which
-looks as if it did). The runtime overhead is one set of constants for every model and device; with them the logged
-capacities of vLLM 0.15 to 0.23 on an RTX 4090, A100 and H100s come within 3 %.
+The states of recurrent layers do not grow: a sequence holds whole blocks for them from its first token to its last
+(vLLM enlarges the attention blocks to the size of a state page and rounds up there). A model of states alone has
+blocks of one sequence each.
+
+What a version counts beside weights and cache, activations of the step and runtime overhead, is in
+`servecast.specs.start_up`. No length enters it: a smaller ``max_model_len`` frees nothing (with chunked prefill off
+vLLM raises max_num_batched_tokens to max_model_len, which looks as if it did). With it the logged capacities of vLLM
+0.15 to 0.23 on an RTX 4090, A100 and H100s come within 3 %.
 
 Left out: pipeline and expert parallelism, CPU offload, fragmentation at run time, other processes on the device.
 """
@@ -24,32 +29,26 @@ Left out: pipeline and expert parallelism, CPU offload, fragmentation at run tim
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from servecast.errors import InputError
+from servecast.kvcache import Growth
 from servecast.specs.dtypes import dtype_name
+from servecast.specs.start_up import start_up, version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from servecast.specs.device import DeviceSpec
     from servecast.specs.model import ModelSpec
+    from servecast.specs.start_up import StartUp
 
 GIB = 1 << 30
 MIB = 1 << 20
 
-RUNTIME_BYTES = 200 * MIB
-"""What libraries allocate on the device after start-up, outside torch: cuBLAS and attention workspaces, the engine's
-persistent input buffers. Logs of vLLM 0.6 to 0.15 on one GPU leave 0.27 to 0.37 GiB for this and the next together."""
-
-GRAPH_BYTES = 100 * MIB
-"""What vLLM sets aside for captured CUDA graphs; none with enforce_eager."""
-
-COMMUNICATOR_BYTES = 392 * MIB
-"""NCCL channels and all-reduce buffers on each GPU of a tensor-parallel group: 342 MiB measured for 2 GPUs, 392 MiB for
-4 and 8, NCCL 2.27 (ai-dynamo/aiconfigurator, systems/*.yaml, nccl_mem); the larger is used throughout."""
+_MOST_GPUS = 64  # of a tensor-parallel group: the largest that is proposed
+_LONGEST = 1 << 20  # tokens of a sequence of a model that keeps states alone and says no limit
 
 
 class NotEnoughMemoryError(InputError):
@@ -73,14 +72,23 @@ def engine_defaults(device: DeviceSpec, like: str = "vllm-0.23") -> EngineDefaul
     From 70 GiB on, A100 excepted, 1,024 sequences and 8,192 tokens a step (16,384 from 160 GiB), else 256 and 2,048
     (vLLM, `EngineArgs.get_batch_defaults`). Raises InputError where ``like`` is not "vllm-MAJOR.MINOR".
     """
-    version = re.fullmatch(r"vllm-(\d+)\.(\d+)(\.\d+)?", like)
-    if not version:
-        raise InputError("engine.like", f"{like!r} is not known; write vllm- and a version, as in vllm-0.23")
-    utilization = 0.92 if (int(version[1]), int(version[2])) >= (0, 22) else 0.90
+    utilization = 0.92 if version_of(like) >= (0, 22) else 0.90
     size_gib = device.memory_bytes / GIB
     large = size_gib >= 160 or (size_gib >= 70 and not device.name.lower().startswith("a100"))
     tokens = 16384 if size_gib >= 160 else 8192 if large else 2048
     return EngineDefaults(like, utilization, 1024 if large else 256, tokens)
+
+
+class _Layout(NamedTuple):
+    """How the cache is cut: how a sequence grows, what a block takes, and blocks that a step's new tokens hold."""
+
+    growth: Growth
+    block_bytes: float
+    passing_blocks: int = 0
+
+    def longest(self, blocks: int) -> int:
+        """Tokens of one sequence that has so many blocks to itself."""
+        return self.growth.longest(blocks - self.passing_blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +96,14 @@ class MemoryBudget:
     """The budget of one GPU in bytes, line by line, and the blocks it leaves.
 
     usable_bytes - weight_bytes - activation_bytes - overhead_bytes = kv_bytes, unless ``kv_blocks`` was given: then
-    kv_bytes is what those blocks take. ``window_bytes`` is the part of kv_bytes set aside for sliding windows,
-    ``block_bytes`` what one block takes of the rest. ``max_model_len`` is the longest sequence, in tokens.
+    kv_bytes is what those blocks take. ``block_bytes`` is what one block takes, ``growth`` how many a sequence holds,
+    ``kv_tokens`` the longest sequence that all usable blocks hold, ``max_model_len`` the longest that is served.
     """
 
     model: ModelSpec
     device: DeviceSpec
+    like: str
     tensor_parallel: int
-    block_size: int
     kv_dtype: str
     max_num_seqs: int
     total_bytes: int
@@ -104,19 +112,20 @@ class MemoryBudget:
     activation_bytes: float
     overhead_bytes: float
     kv_bytes: float
-    window_bytes: float
     block_bytes: float
+    growth: Growth
     kv_blocks: int
+    kv_tokens: int
     max_model_len: int
 
     @property
-    def kv_tokens(self) -> int:
-        """Tokens that all usable blocks hold."""
-        return self.kv_blocks * self.block_size
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self.growth.size
 
     def blocks_of(self, tokens: int) -> int:
         """Blocks that one sequence of ``tokens`` holds."""
-        return -(-tokens // self.block_size)
+        return self.growth.blocks(tokens)
 
     def max_concurrency(self, tokens: int) -> float:
         """How many sequences of ``tokens`` the blocks hold at one time, as vLLM prints it (1.56x)."""
@@ -125,7 +134,7 @@ class MemoryBudget:
     def activation_bytes_of(self, tokens: int, rows: int | None = None) -> float:
         """Peak activation bytes of a step of ``tokens`` that samples for ``rows`` sequences (max_num_seqs if None)."""
         sampled = self.max_num_seqs if rows is None else rows
-        return self.model.activation_bytes_peak(tokens, sampled, self.tensor_parallel)
+        return start_up(self.like).activation_bytes(self.model, tokens, sampled, self.tensor_parallel)
 
 
 def whole_blocks(kv_bytes: float, block_bytes: float) -> int:
@@ -133,9 +142,15 @@ def whole_blocks(kv_bytes: float, block_bytes: float) -> int:
     return math.floor(kv_bytes / block_bytes)
 
 
-def overhead_bytes(tensor_parallel: int = 1, enforce_eager: bool = False) -> int:
-    """Runtime overhead on each GPU: libraries, CUDA graphs unless eager, a communicator unless alone."""
-    return RUNTIME_BYTES + (0 if enforce_eager else GRAPH_BYTES) + (COMMUNICATOR_BYTES if tensor_parallel > 1 else 0)
+def smallest_split(fits: Callable[[int], object], above: int) -> str:
+    """The smallest tensor_parallel_size above ``above`` for which ``fits`` raises no InputError, as a remedy."""
+    for gpus in range(above + 1, _MOST_GPUS + 1):
+        try:
+            fits(gpus)
+        except InputError:
+            continue
+        return f"; the smallest tensor_parallel_size that holds it is {gpus}"
+    return f"; no tensor_parallel_size up to {_MOST_GPUS} holds it"
 
 
 def budget(
@@ -151,12 +166,15 @@ def budget(
     kv_blocks: int | None = None,
     max_model_len: int | None = None,
     enforce_eager: bool = False,
+    like: str = "vllm-0.23",
+    advise: bool = True,
 ) -> MemoryBudget:
-    """The memory budget of ``model`` on each of ``tensor_parallel`` devices.
+    """The memory budget of ``model`` on each of ``tensor_parallel`` devices, as the version ``like`` counts it.
 
     ``kv_blocks`` overrides the number of usable blocks, whatever the budget says. ``max_model_len`` None takes the
     smaller of the model's and what the blocks hold. Raises InputError for values out of range, for a split that the
     heads do not allow, and with vLLM's two start-up errors: no memory left for blocks, or too little for one request.
+    These say the smallest split that holds the model if ``advise``.
     """
     given = {
         "block_size": block_size,
@@ -167,37 +185,101 @@ def budget(
         "max_model_len": max_model_len,
     }
     _refuse_out_of_range(gpu_memory_utilization, given)
-    cached_dtype = model.dtype if kv_dtype in (None, "auto") else dtype_name(str(kv_dtype), "engine.kv_cache_dtype")
+    cached_dtype = (
+        model.cache_dtype if kv_dtype in (None, "auto") else dtype_name(str(kv_dtype), "engine.kv_cache_dtype")
+    )
+
+    def made(gpus: int) -> MemoryBudget:
+        return _budget(
+            model, device, like, gpu_memory_utilization, block_size, max_num_batched_tokens, max_num_seqs,
+            cached_dtype, gpus, kv_blocks, max_model_len, enforce_eager,
+        )  # fmt: skip
+
+    try:
+        return made(tensor_parallel)
+    except NotEnoughMemoryError as error:
+        if not advise or kv_blocks is not None:
+            raise
+        raise NotEnoughMemoryError(error.place, error.problem + smallest_split(made, tensor_parallel)) from None
+
+
+def _budget(
+    model: ModelSpec,
+    device: DeviceSpec,
+    like: str,
+    gpu_memory_utilization: float,
+    block_size: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    kv_dtype: str,
+    tensor_parallel: int,
+    kv_blocks: int | None,
+    max_model_len: int | None,
+    enforce_eager: bool,
+) -> MemoryBudget:
+    version = start_up(like)
     usable = gpu_memory_utilization * device.memory_bytes
     weights = model.weight_bytes(tensor_parallel)
-    activations = model.activation_bytes_peak(max_num_batched_tokens, max_num_seqs, tensor_parallel)
-    overhead = overhead_bytes(tensor_parallel, enforce_eager)
-    window_bytes, block_bytes = 0.0, block_size * model.kv_bytes_per_token(cached_dtype, tensor_parallel)
+    activations = version.activation_bytes(model, max_num_batched_tokens, max_num_seqs, tensor_parallel)
+    overhead = version.overhead_bytes(tensor_parallel, enforce_eager)
+    longest = max_model_len or model.max_position
+    layout = _layout(model, version, block_size, kv_dtype, tensor_parallel, max_num_batched_tokens, longest)
     if kv_blocks is None:
         kv_bytes = usable - weights - activations - overhead
-        aside = max_num_seqs * model.window_bytes(block_size, cached_dtype, tensor_parallel)
-        growing = block_size * model.full_kv_bytes_per_token(cached_dtype, tensor_parallel)
-        if growing and whole_blocks(kv_bytes - aside, growing) > whole_blocks(kv_bytes, block_bytes):
-            window_bytes, block_bytes = aside, growing
-        kv_blocks = whole_blocks(kv_bytes - window_bytes, block_bytes) - 1
-        if kv_blocks < 1:
+        kv_blocks = whole_blocks(kv_bytes, layout.block_bytes) - 1
+        if not layout.longest(kv_blocks):
             problem = _no_memory(device, usable, weights, activations, overhead)
             raise NotEnoughMemoryError("engine.gpu_memory_utilization", problem)
     else:
-        kv_bytes = (kv_blocks + 1) * block_bytes
+        kv_bytes = (kv_blocks + 1) * layout.block_bytes
     return MemoryBudget(
-        model, device, tensor_parallel, block_size, cached_dtype, max_num_seqs,
+        model, device, like, tensor_parallel, kv_dtype, max_num_seqs,
         total_bytes=device.memory_bytes,
         usable_bytes=usable,
         weight_bytes=weights,
         activation_bytes=activations,
         overhead_bytes=overhead,
         kv_bytes=kv_bytes,
-        window_bytes=window_bytes,
-        block_bytes=block_bytes,
+        block_bytes=layout.block_bytes,
+        growth=layout.growth,
         kv_blocks=kv_blocks,
-        max_model_len=_longest(model, max_model_len, kv_blocks, block_size, block_bytes),
+        kv_tokens=layout.longest(kv_blocks),
+        max_model_len=_longest(model, max_model_len, kv_blocks, layout),
     )  # fmt: skip
+
+
+def _layout(
+    model: ModelSpec, version: StartUp, block_size: int, kv_dtype: str, gpus: int, step: int, longest: int | None
+) -> _Layout:
+    """Blocks of one group of layers, and the groups that keep every token, that slide, and what states take."""
+    states = model.state_bytes(gpus)
+    layers = model.windows(kv_dtype, gpus)
+    if not layers:
+        return _Layout(Growth(longest or _LONGEST), states)
+    token = sum(each * count for (_, each), count in layers.items())
+    windows = [window for window, _ in layers if window is not None]
+    if not version.hybrid_cache or not 0 < len(windows) < len(layers):
+        return _Layout(Growth(block_size, own=math.ceil(states / (block_size * token))), block_size * token)
+    full, sliding, group = _groups(layers)
+    kept = min(-(-(max(windows) - 1) // block_size) + 1, -(-(longest or max(windows)) // block_size))
+    own = math.ceil(states / (block_size * group))
+    return _Layout(Growth(block_size, full, sliding, kept, own), block_size * group, -(-step // block_size) * sliding)
+
+
+def _groups(layers: Mapping[tuple[int | None, float], int]) -> tuple[int, int, float]:
+    """Groups of layers that keep every token, groups that slide, and the KV bytes of a token in one group.
+
+    vLLM 0.23, `_get_kv_cache_groups_uniform_page_size`.
+    """
+    counts, widths = list(layers.values()), {each for _, each in layers}
+    if len(widths) > 1:
+        full = sum(each * count for (window, each), count in layers.items() if window is None)
+        sliding = sum(each * count for (window, each), count in layers.items() if window is not None)
+        return 1, math.ceil(sliding / full), full
+    size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
+    full_groups = sum(-(-count // size) for (window, _), count in layers.items() if window is None)
+    sliding_groups = sum(-(-count // size) for (window, _), count in layers.items() if window is not None)
+    return full_groups, sliding_groups, size * widths.pop()
 
 
 def _refuse_out_of_range(gpu_memory_utilization: float, given: Mapping[str, int | None]) -> None:
@@ -209,15 +291,19 @@ def _refuse_out_of_range(gpu_memory_utilization: float, given: Mapping[str, int 
             raise InputError(f"engine.{key}", f"{value} is not a positive whole number")
 
 
-def _longest(model: ModelSpec, asked: int | None, kv_blocks: int, block_size: int, block_bytes: float) -> int:
+def _longest(model: ModelSpec, asked: int | None, kv_blocks: int, layout: _Layout) -> int:
     """The longest sequence: what is asked, else the smaller of the model's and what the blocks hold [tokens]."""
-    held = kv_blocks * block_size
+    held = layout.longest(kv_blocks)
     longest = min(model.max_position or held, held) if asked is None else asked
     if model.max_position and longest > model.max_position:
         problem = f"{longest} is more than the {model.max_position} positions of {model.name}"
         raise InputError("engine.max_model_len", problem)
+    if not held:
+        problem = f"{kv_blocks} hold no sequence, with its states and the new tokens of a step: give more"
+        raise NotEnoughMemoryError("engine.kv_blocks", problem)
     if longest > held:
-        needed, there = (-(-tokens // block_size) * block_bytes / GIB for tokens in (longest, held))
+        blocks = (layout.growth.blocks(tokens) + layout.passing_blocks for tokens in (longest, held))
+        needed, there = (count * layout.block_bytes / GIB for count in blocks)
         # "models's" and the figures in this order are vLLM's own words, so that a search for them finds both
         raise NotEnoughMemoryError(
             "engine.max_model_len",

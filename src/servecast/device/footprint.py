@@ -4,7 +4,7 @@ On CUDA the allocator counts (`torch.cuda.max_memory_allocated`). On a CPU nobod
 (`TorchDispatchMode`): bytes of new storages are added, and taken off when the storage dies. That is deterministic, and
 leaves out what kernels allocate inside themselves.
 
-Peaks of small steps tell those of large ones: the larger of two moments, as in `ModelSpec.activation_bytes_peak`. In
+Peaks of small steps tell those of large ones: the larger of two moments, as in `servecast.specs.start_up`. In
 the layers bytes go with the tokens; when sampling with the rows, beside the residual stream that all tokens still hold.
 """
 

@@ -177,7 +177,7 @@ class Continuous(Policy):
     ) -> None:
         """Admit from the head of the queue; nobody overtakes it."""
         waiting = state.waiting
-        size = state.pool.block_size
+        held, size, full = state.pool.blocks, state.pool.block_size, state.pool.growth.full
         caching, reserve_all = self.enable_prefix_caching, self.scheduler_reserve_full_isl
         slots = self.max_num_seqs - len(state.running)
         found = idle = 0
@@ -194,7 +194,7 @@ class Continuous(Policy):
                     break
                 new = budget
             computed = found + new
-            wanted = -(-(tokens if reserve_all else computed) // size) - found // size + idle
+            wanted = held(tokens if reserve_all else computed) - found // size * full + idle
             if wanted > free or (self.watermark and wanted > free - self._kept(state)):
                 break
             waiting.popleft()

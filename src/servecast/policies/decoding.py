@@ -6,7 +6,9 @@ each of them moves in a known way from step to step:
 * the cached tokens read grow by the number of rows,
 * a row ends at a step known when it joins, so a heap gives the next end,
 * a row that holds C cached tokens needs a block in the steps where C is a multiple of the block size, so counting the
-  rows by the residue of that step ("phase") gives the blocks that any number of steps will take.
+  rows by the residue of that step ("phase") gives the blocks that any number of steps will take,
+* in layers that slide a row needs no more of them once its window is full: from then on it gives back one for each it
+  takes. Rows before that step are "young", and are counted by phase once more.
 
 Hence no decision walks the rows, and one decision can cover as many steps as nothing ends or runs out.
 """
@@ -17,6 +19,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from servecast.kvcache import Growth
     from servecast.requests import Sequence
 
 
@@ -33,12 +36,18 @@ class DecodeRows:
     """
 
     __slots__ = (
-        "_finishing", "_longest", "_longest_row", "_phases", "_rows", "_stale", "block_size", "context", "count",
-        "next_finish", "step",
+        "_filling", "_finishing", "_last_slide", "_longest", "_longest_row", "_phases", "_rows", "_stale", "_young",
+        "_young_phases", "block_size", "context", "count", "growth", "next_finish", "step",
     )  # fmt: skip
 
-    def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
+    def __init__(self, growth: Growth) -> None:
+        self.growth = growth
+        self.block_size = block_size = growth.size
+        # A row of more cached tokens is young no longer: with so many it takes the last block of its window.
+        self._last_slide = (growth.window - 1) * block_size if growth.sliding else -1
+        self._young: set[Sequence] = set()
+        self._young_phases = [0] * block_size
+        self._filling: list[int] = []  # the steps at which young rows are so long; rows that left are among them
         self.step = 0
         self.count = 0
         self.context = 0
@@ -68,6 +77,10 @@ class DecodeRows:
         self.count += 1
         self.context += computed
         self._phases[-offset % self.block_size] += 1
+        if computed <= self._last_slide:
+            self._young.add(sequence)
+            self._young_phases[-offset % self.block_size] += 1
+            heappush(self._filling, ((self._last_slide - offset) << _SLOT_BITS) + slot)
         self._rows[slot] = sequence
         heappush(self._finishing, (finish << _SLOT_BITS) + slot)
         if finish < self.next_finish:
@@ -91,6 +104,9 @@ class DecodeRows:
         self.count -= 1
         self.context -= computed
         self._phases[-offset % self.block_size] -= 1
+        if computed <= self._last_slide:
+            self._young.remove(sequence)
+            self._young_phases[-offset % self.block_size] -= 1
         del self._rows[sequence.slot]  # type: ignore[arg-type]  # who decodes has a slot
         if sequence is self._longest_row:
             self._find_longest()
@@ -108,6 +124,8 @@ class DecodeRows:
 
     def advance(self, steps: int) -> list[Sequence]:
         """Make ``steps`` steps. The rows whose last token came with the last one, in order of arrival: they leave."""
+        if self._young:
+            self._slide(self.step + steps)
         self.step = step = self.step + steps
         self.context += steps * self.count
         finished: list[Sequence] = []
@@ -128,9 +146,29 @@ class DecodeRows:
     def steps(self, blocks: int) -> int:
         """Steps until the next row ends or ``blocks`` free blocks do; there must be a row."""
         steps = self.next_finish - self.step
-        if self.count * (steps // self.block_size + 1) > blocks:
+        growth = self.growth
+        if self._young:
+            steps = min(steps, self._settle_filling() + 1 - self.step)
+        if (self.count * growth.full + len(self._young) * growth.sliding) * (steps // self.block_size + 1) > blocks:
             return min(steps, self._steps_within(blocks))
         return steps
+
+    def _settle_filling(self) -> int:
+        """The step at which the first young row takes the last block of its window."""
+        filling, rows = self._filling, self._rows
+        while True:
+            entry = filling[0]
+            sequence = rows.get(entry & _SLOT)
+            if sequence in self._young and self._last_slide - sequence.offset == entry >> _SLOT_BITS:
+                return entry >> _SLOT_BITS
+            heappop(filling)
+
+    def _slide(self, step: int) -> None:
+        """Rows that are young no longer at ``step``."""
+        while self._young and self._settle_filling() < step:
+            sequence = self._rows[heappop(self._filling) & _SLOT]
+            self._young.remove(sequence)
+            self._young_phases[-sequence.offset % self.block_size] -= 1
 
     def longest(self) -> int:
         """Cached tokens of the longest row, 0 without rows."""
@@ -151,7 +189,15 @@ class DecodeRows:
 
     def blocks_needed(self, steps: int) -> int:
         """KV blocks that the rows take over the next ``steps`` steps."""
-        phases = self._phases
+        growth = self.growth
+        needed = growth.full * self._crossings(self._phases, self.count, steps)
+        if self._young:
+            # No row ages within the steps of a decision, and beyond the window's last block it needs none for a while.
+            needed += growth.sliding * self._crossings(self._young_phases, len(self._young), steps)
+        return needed
+
+    def _crossings(self, phases: list[int], rows: int, steps: int) -> int:
+        """How often such rows begin a block over the next ``steps`` steps."""
         size = self.block_size
         start = self.step % size
         if steps == 1:
@@ -159,20 +205,22 @@ class DecodeRows:
         rounds = steps // size
         end = start + steps - rounds * size
         part = sum(phases[start:end]) if end <= size else sum(phases[start:]) + sum(phases[: end - size])
-        return rounds * self.count + part
+        return rounds * rows + part
 
-    def needs_block(self, sequence: Sequence) -> bool:
-        """Whether this row takes a block in the next step."""
-        return (sequence.offset + self.step) % self.block_size == 0
+    def next_blocks(self, sequence: Sequence) -> int:
+        """Blocks that this row takes in the next step."""
+        computed = sequence.offset + self.step
+        return self.growth.blocks(computed + 1) - self.growth.blocks(computed)
 
     def _steps_within(self, blocks: int) -> int:
         """The most steps that ``blocks`` free blocks allow."""
-        rounds, left = divmod(blocks, self.count)
+        growth, young = self.growth, self._young_phases
+        rounds, left = divmod(blocks, self.count * growth.full + len(self._young) * growth.sliding)
         size = self.block_size
         steps = rounds * size
         at = self.step
         while True:
-            left -= self._phases[at % size]
+            left -= growth.full * self._phases[at % size] + growth.sliding * young[at % size]
             if left < 0:
                 return steps
             steps += 1

@@ -42,8 +42,8 @@ class _Rectangle(DecodeRows):
         return self.offset + self.step
 
     def blocks_needed(self, steps: int) -> int:
-        size, held = self.block_size, self.rows * self.padded
-        return -(-(held + steps * self.rows) // size) + -held // size
+        rows, growth = self.rows, self.growth
+        return growth.blocks(rows * (self.padded + steps), rows) - growth.blocks(rows * self.padded, rows)
 
 
 class PaddedState(ClosedState):
@@ -55,7 +55,7 @@ class PaddedState(ClosedState):
 
     def __init__(self, pool: BlockPool, activation_blocks: Callable[[int], int], respond: str) -> None:
         super().__init__(pool, activation_blocks, respond)
-        self.decoding = _Rectangle(pool.block_size)
+        self.decoding = _Rectangle(pool.growth)
 
     def rows(self, batch: Batch) -> Iterator[Row]:
         if batch.prefill:
@@ -93,7 +93,7 @@ class Padded(ClosedBatch):
         lengths = [sequence.tokens for sequence in members]
         padded = max(lengths)
         state.decoding.close(rows, padded)
-        blocks = pool.blocks(rows * padded)
+        blocks = pool.growth.blocks(rows * padded, rows)
         wanted = blocks + state.activation_blocks(rows * padded)
         if wanted > pool.total:
             return out_of_memory(now, state, wanted)
@@ -107,8 +107,8 @@ class Padded(ClosedBatch):
         rows = len(state.running)
         padded = state.decoding.padded
         room = pool.total - state.activation_blocks(rows)
-        longest = room * pool.block_size // rows
+        longest = pool.growth.longest(room, rows) // rows
         if longest <= padded:
-            return out_of_memory(now, state, pool.total - room + pool.blocks(rows * (padded + 1)))
+            return out_of_memory(now, state, pool.total - room + pool.growth.blocks(rows * (padded + 1), rows))
         steps = min(state.decoding.next_finish - state.decoding.step, longest - padded)
         return state.decode(steps, shape=_new(StepShape, (0, 0, 0, 0, rows, rows * padded, padded + 1)))

@@ -1,5 +1,7 @@
 """Prefix caching: full blocks stay in the cache after their sequence has gone, until their room is needed.
 
+Layers that slide keep their own window and share nothing: what is remembered is the blocks of full layers.
+
 A block is known by the chain of tokens up to its end. Here that is the trace's own id of a prompt block (equal id,
 equal whole prefix), or the sequence and the block's place in it for tokens that nobody else can have. A block is
 entered when its tokens are scheduled, so that a later admission of the same step can share it. Blocks that nobody
@@ -49,21 +51,23 @@ class PrefixState(State):
 
     def find_cached(self, sequence: Sequence) -> tuple[int, int]:
         found = self._cached_chain(sequence)
-        return len(found) * self.pool.block_size, sum(not block.users for block in found)
+        idle = sum(not block.users for block in found)
+        return len(found) * self.pool.block_size, idle * self.pool.growth.full
 
     def admit(self, sequence: Sequence, now: float, found: int, computed: int) -> int:
         super().admit(sequence, now, 0, 0)
         chain = self._cached_chain(sequence)
+        full = self.pool.growth.full
         idle = 0
         for block in chain:
             if not block.users:
                 del self._idle[block]
-                idle += 1
+                idle += full
             block.users += 1
         self.pool.take(idle)
         self._chains[sequence] = chain
         sequence.computed = found
-        sequence.blocks = len(chain)
+        sequence.blocks = len(chain) * full
         return idle + self.take_blocks(sequence, computed)
 
     def take_blocks(self, sequence: Sequence, computed: int) -> int:
@@ -89,23 +93,24 @@ class PrefixState(State):
 
     def _empty(self, blocks: int) -> None:
         """Forget as many blocks as it takes to have this many empty ones."""
-        empty = self.pool.free - len(self._idle) - self._reserved
-        for _ in range(blocks - empty):
+        full = self.pool.growth.full
+        empty = self.pool.free - len(self._idle) * full - self._reserved
+        for _ in range(-(-(blocks - empty) // full)):
             block, _ = self._idle.popitem(last=False)
             self._forget(block)
 
     def give_blocks(self, sequence: Sequence) -> None:
-        size = self.pool.block_size
+        size, full = self.pool.block_size, self.pool.growth.full
         chain = self._chains.pop(sequence)
         ids = sequence.request.prefix_ids  # those of a turn go on into its answer, which the next one says again
         for place in range(len(chain), sequence.computed // size):
             self._enter(chain, ids[place] if place < len(ids) else (sequence, place), 1)
-        idle = self.pool.blocks(sequence.computed) - len(chain)
+        idle = self.pool.blocks(sequence.computed) - len(chain) * full
         for block in reversed(chain):
             block.users -= 1
             if not block.users:
                 self._idle[block] = None
-                idle += 1
+                idle += full
         self.pool.give(idle)
 
     def release(self, ended: list[Sequence]) -> None:

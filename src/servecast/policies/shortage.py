@@ -25,7 +25,7 @@ def preempt_last(state: State, prefill: list[tuple[Sequence, int]], wanted: int)
     while wanted > pool.total - pool.held:
         victim = next(reversed(state.running))
         if victim in decoding:
-            wanted -= decoding.needs_block(victim)
+            wanted -= decoding.next_blocks(victim)
         elif prefill and prefill[-1][0] is victim:
             _, new = prefill.pop()
             wanted -= pool.blocks(victim.computed + new) - victim.blocks

@@ -62,7 +62,7 @@ class State:
         self.ahead = ahead
         self.running: dict[Sequence, None] = {}
         self.prefilling: list[Sequence] = []
-        self.decoding = DecodeRows(pool.block_size)
+        self.decoding = DecodeRows(pool.growth)
         self.ended: list[Sequence] = []
         self.standing: dict[float, int] = {}
         self.stood = 0
@@ -87,7 +87,7 @@ class State:
         running[sequence] = None
         if sequence.scheduled_s is None:
             sequence.scheduled_s = now
-        sequence.blocks = blocks = -(-computed // pool.block_size)
+        sequence.blocks = blocks = pool.blocks(computed)
         pool.take(blocks)
         return blocks
 
@@ -300,11 +300,10 @@ class State:
 
     def release(self, ended: list[Sequence]) -> None:
         """Take back slots and blocks of rows that have ended."""
-        running, slots = self.running, self._slots
-        size = self.pool.block_size
+        running, slots, held = self.running, self._slots, self.pool.blocks
         blocks = 0
         for sequence in ended:
-            blocks -= -sequence.computed // size
+            blocks += held(sequence.computed)
             del running[sequence]
             slots.append(sequence.slot)  # type: ignore[arg-type]  # who runs has a slot
         self.pool.give(blocks)

@@ -12,6 +12,7 @@ from servecast.report.priced import price_of_a_step
 from servecast.report.tables import table_of
 from servecast.scenario import check, serving
 from servecast.scenario.serving import memory_budget
+from servecast.specs.start_up import SORTED_BYTES, start_up
 from servecast.text import Table, gibibytes, percent
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from servecast.memory import MemoryBudget
     from servecast.scenario import Scenario
     from servecast.scenario.serving import Serving
+    from servecast.specs.model import ModelSpec
+    from servecast.specs.start_up import StartUp
 
     Row = tuple[str, str, str]
 
@@ -72,7 +75,8 @@ def _model(served: Serving) -> Table:
     model, split = served.model, served.tensor_parallel
     kv_dtype = served.kv_dtype or model.cache_dtype
     token, state = model.kv_bytes_per_token(kv_dtype, split), model.state_bytes(split)
-    lasting = model.full_kv_bytes_per_token(kv_dtype, split)
+    caches = model.windows(kv_dtype, split).items()
+    lasting = sum(layers * each for (window, each), layers in caches if window is None)
     windows = "" if lasting == token else f"; {lasting:,.0f} of them beyond the windows"
     parameters, active = model.parameters(), model.active_parameters()
     part = (("counted", "", "the language model alone: what reads images or sound comes on top"),)
@@ -93,12 +97,13 @@ def _spent(scenario: Scenario, served: Serving, step: tuple[int, int]) -> tuple[
     usable = served.memory_share * served.device.memory_bytes
     eager = scenario.engine.enforce_eager
     parameters = f"{model.parameters():,} parameters" + (f" / {split} GPUs" if split > 1 else "")
-    overhead = ["libraries", *([] if eager else ["CUDA graphs"]), *(["communicator"] if split > 1 else [])]
-    peak, rows = model.activation_bytes_peak(*step, split), f"step of {step[0]:,} tokens, {step[1]:,} rows sampled"
+    version = start_up(scenario.engine.like)
+    groups = [f"{version.communicators} communicator" + "s" * (version.communicators > 1)] if split > 1 else []
+    overhead = ["libraries", *([] if eager else ["CUDA graphs"]), *groups]
     taken = (
         ("- weights", model.weight_bytes(split), parameters),
-        ("- activation peak", peak, rows),
-        ("- runtime overhead", memory.overhead_bytes(split, eager), ", ".join(overhead)),
+        ("- activation peak", version.activation_bytes(model, *step, split), _peak(model, version, step, split)),
+        ("- runtime overhead", version.overhead_bytes(split, eager), ", ".join(overhead)),
     )
     share = f"gpu_memory_utilization {served.memory_share:g} x device memory ({scenario.engine.like})"
     lines = (
@@ -110,20 +115,43 @@ def _spent(scenario: Scenario, served: Serving, step: tuple[int, int]) -> tuple[
     return [(name, gibibytes(count), how) for name, count, how in lines], left
 
 
+def _held(model: ModelSpec, budget: MemoryBudget) -> str:
+    """What a sequence holds beside blocks of all layers; '' where it is those alone."""
+    growth = budget.growth
+    parts = []
+    if growth.sliding:
+        window = f"{growth.sliding} slide and keep at most {growth.window} blocks each"
+        parts.append(f"{growth.full + growth.sliding} groups of layers, of which {window}")
+    elif any(window for window, _ in model.windows()):
+        parts.append(f"every layer counts in full, sliding or not ({budget.like})")
+    if growth.own:
+        parts.append(f"{growth.own} for the states of recurrent layers, however long it is")
+    return "at max_model_len: " + "; ".join(parts) if parts else ""
+
+
+def _peak(model: ModelSpec, version: StartUp, step: tuple[int, int], gpus: int) -> str:
+    """Which of the two moments the activation peak is, and what the other takes."""
+    tokens, rows = step
+    layers = gibibytes(model.forward_bytes_peak(tokens, gpus))
+    sampling = gibibytes(model.hidden_bytes(tokens) + version.sampling_bytes(model, rows))
+    drawn = f"{version.sampled_bytes} bytes a row and vocabulary entry"
+    if version.sampled_bytes < SORTED_BYTES:
+        drawn += (
+            f"; before vLLM 0.17, which sorts, {SORTED_BYTES}: {gibibytes(SORTED_BYTES * rows * model.padded_vocab)}"
+        )
+    return f"the larger of {tokens:,} tokens in the layers, {layers}, and {rows:,} rows sampled, {sampling} ({drawn})"
+
+
 def _cache(scenario: Scenario, served: Serving, budget: MemoryBudget) -> Iterator[Row]:
     """The lines of the KV cache."""
     given = scenario.engine.kv_blocks is not None
     yield "= KV cache", gibibytes(budget.kv_bytes), "kv_blocks was given" if given else "what is left"
-    if aside := served.model.window_bytes(budget.block_size, budget.kv_dtype, served.tensor_parallel):
-        each = f"{aside / (1 << 20):,.1f} MiB for each of {budget.max_num_seqs:,} sequences"
-        how = f"set aside, {each}: a smaller max_num_seqs leaves more; blocks hold full layers alone"
-        if not budget.window_bytes:
-            more = f"more than {each} set aside; a smaller max_num_seqs may turn it"
-            how = f"every layer counted in full, which holds {more}"
-        yield "- sliding windows", gibibytes(budget.window_bytes), how
     block = f"of {budget.block_size} tokens, {budget.block_bytes / 1024:,.0f} KiB"
     yield "KV blocks", f"{budget.kv_blocks:,}", f"{block}; rounded down, less the null block"
-    token = f"{budget.block_bytes / budget.block_size:,.0f} bytes per token in {budget.kv_dtype}"
+    if how := _held(served.model, budget):
+        yield "blocks a sequence", f"{budget.blocks_of(budget.max_model_len):,}", how
+    each = budget.block_bytes * budget.growth.full / budget.block_size
+    token = f"{each:,.0f} bytes per token in {budget.kv_dtype}"
     yield "KV tokens", f"{budget.kv_tokens:,}", token
     yield "max_model_len", f"{budget.max_model_len:,}", "longest prompt plus answer"
 
@@ -141,7 +169,7 @@ def _concurrency(budget: MemoryBudget, lengths: Sequence[int], label: str) -> Ta
 def _start_up_error(budget: MemoryBudget, length: int) -> str:
     """What vLLM says when it starts with a max_model_len of ``length``."""
     same = {name: getattr(budget, name) for name in
-            ("block_size", "max_num_seqs", "kv_dtype", "tensor_parallel", "kv_blocks")}  # fmt: skip
+            ("block_size", "max_num_seqs", "kv_dtype", "tensor_parallel", "kv_blocks", "like")}  # fmt: skip
     try:
         memory.budget(
             budget.model, budget.device, gpu_memory_utilization=budget.usable_bytes / budget.total_bytes,

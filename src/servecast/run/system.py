@@ -191,5 +191,5 @@ class System:
 def modelled(system: System, cost: PricedSteps | None = None, step_time_scale: float = 1.0) -> Machine:
     """The machine of a simulation: steps priced by the system's cost model (or ``cost``), and the budgeted memory."""
     memory = system.memory
-    pool = BlockPool(memory.kv_blocks, memory.block_size, memory.block_bytes)
+    pool = BlockPool(memory.kv_blocks, memory.block_size, memory.block_bytes, memory.growth)
     return Machine(ModelExecutor(cost or system.served.cost, step_time_scale), pool, system.activation_blocks())

@@ -18,6 +18,7 @@ from servecast.cost import profile as profiles
 from servecast.cost.roofline import Roofline
 from servecast.errors import InputError
 from servecast.specs import catalogue
+from servecast.specs.start_up import start_up
 from servecast.text import gibibytes
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def memory_budget(scenario: Scenario, served: Serving, step: tuple[int, int]) ->
         raise (None if asked else _too_large_a_step(scenario, served, step)) or error from None
 
 
-def _budget(scenario: Scenario, served: Serving, step: tuple[int, int]) -> MemoryBudget:
+def _budget(scenario: Scenario, served: Serving, step: tuple[int, int], advise: bool = True) -> MemoryBudget:
     return memory.budget(
         served.model,
         served.device,
@@ -149,7 +150,8 @@ def _budget(scenario: Scenario, served: Serving, step: tuple[int, int]) -> Memor
         max_num_seqs=step[1],
         kv_dtype=served.kv_dtype,
         tensor_parallel=served.tensor_parallel,
-        **scenario.engine.model_dump(include={"block_size", "kv_blocks", "max_model_len", "enforce_eager"}),
+        advise=advise,
+        **scenario.engine.model_dump(include={"block_size", "kv_blocks", "max_model_len", "enforce_eager", "like"}),
     )
 
 
@@ -158,7 +160,7 @@ def _too_large_a_step(scenario: Scenario, served: Serving, step: tuple[int, int]
 
     def fits(limit: int) -> bool:
         try:
-            _budget(scenario, served, (min(step[0], limit), min(step[1], limit)))
+            _budget(scenario, served, (min(step[0], limit), min(step[1], limit)), advise=False)
         except memory.NotEnoughMemoryError:
             return False
         return True
@@ -172,10 +174,15 @@ def _too_large_a_step(scenario: Scenario, served: Serving, step: tuple[int, int]
         if policy.set_aside == step
     )
     key = max(policy.limits, key=lambda name: int(getattr(policy, name)))
-    peak = served.model.activation_bytes_peak(*step, served.tensor_parallel)
+    peak = start_up(scenario.engine.like).activation_bytes(served.model, *step, served.tensor_parallel)
+
+    def holds(gpus: int) -> MemoryBudget:
+        return _budget(scenario, served._replace(tensor_parallel=gpus), step, advise=False)
+
     problem = (
         f"{getattr(policy, key)} wants {gibibytes(peak)} for the activations of a step, for which there is no room "
         f"beside the weights and one sequence's KV cache: give at most {most}"
+        f"{memory.smallest_split(holds, served.tensor_parallel)}"
     )
     return memory.NotEnoughMemoryError(f"scenario.policies[{at}].{key}", problem)
 

@@ -52,11 +52,6 @@ _MXFP4_MULTIPLES = 256, 128
 
 _NEVER_QUANTIZED = {"router", "extra"}
 
-_SAMPLER_BYTES = 26
-"""Bytes alive per row and vocabulary entry while tokens are drawn: logits in 16 bits (2) and fp32 (4), their sorted
-copy (4) with int64 indices (8), its soft-max (4) and cumulative sum (4): vLLM V1, `apply_top_k_top_p` on the worst case
-that `profile_run` measures. Every GPU holds the whole vocabulary here: logits are gathered before sampling."""
-
 
 class Attended(NamedTuple):
     """What a step costs beside the weights, in all layers together on one GPU.
@@ -245,39 +240,33 @@ class ModelSpec:
         caches = self._caches(kv_dtype, tensor_parallel)
         return sum(layers * min(tokens, mixer.window or tokens) * each for layers, mixer, each in caches)
 
-    def full_kv_bytes_per_token(self, kv_dtype: str | None = None, tensor_parallel: int = 1) -> float:
-        """KV bytes of one token on each GPU in the layers that attend fully: what a long sequence grows by."""
-        caches = self._caches(kv_dtype, tensor_parallel)
-        return sum((layers * each for layers, mixer, each in caches if mixer.window is None), 0.0)
-
-    def window_bytes(self, block_size: int, kv_dtype: str | None = None, tensor_parallel: int = 1) -> float:
-        """Most KV bytes on each GPU that the sliding layers of one sequence keep, in whole blocks: one more than the
-        window fills, since it can begin anywhere in a block."""
-        kept = 0.0
+    def windows(self, kv_dtype: str | None = None, tensor_parallel: int = 1) -> dict[tuple[int | None, float], int]:
+        """Attention layers by window [tokens] (None: full) and by the KV bytes of one token in one of them."""
+        counted = Counter[tuple[int | None, float]]()
         for layers, mixer, each in self._caches(kv_dtype, tensor_parallel):
-            if mixer.window:
-                kept += layers * (-(-mixer.window // block_size) + 1) * block_size * each
-        return kept
+            if each:
+                counted[mixer.window, each] += layers
+        return counted
 
     def state_bytes(self, tensor_parallel: int = 1) -> float:
         """Bytes that the recurrent layers of one sequence keep on each GPU, however long it is; 0 for attention."""
         split = self._split(tensor_parallel)
         return sum(layers * mixer.state_bytes(self.dtype, split) for layers, mixer in self._mixers())
 
-    def activation_bytes_peak(self, tokens: int, sampled_rows: int = 1, tensor_parallel: int = 1) -> float:
-        """Most bytes of activations alive on a GPU at one time while a step of ``tokens`` runs.
+    def forward_bytes_peak(self, tokens: int, tensor_parallel: int = 1) -> float:
+        """Most bytes of activations alive on a GPU at one time while ``tokens`` pass the layers.
 
-        The larger of two moments. In the feed-forward: its input, the residual and its output (3 x hidden) with the
-        gate and up projections and their product (3 x intermediate, split), or the experts' buffers, which hold a copy
-        per expert taken; what a mixer holds (in MLA prefill the decompressed queries, keys, values and output) can be
-        larger. When sampling: the final hidden states of all tokens and `_SAMPLER_BYTES` for each of ``sampled_rows``
-        and vocabulary entry.
+        In the feed-forward: its input, the residual and its output (3 x hidden) with the gate and up projections and
+        their product (3 x intermediate, split), or the experts' buffers, which hold a copy per expert taken; what a
+        mixer holds (in MLA prefill the decompressed queries, keys, values and output) can be larger.
         Checked against a log: 20,000 and 29,000 tokens of Llama-3.1-8B, vLLM 0.6, 110.5 kB a token, 110,592 B here.
         """
         split = self._split(tensor_parallel)
-        forward = max(self._forward_width(group.layer, split) for group in self.groups) * tokens * self._value_bytes
-        sampling = tokens * self.hidden * self._value_bytes + _SAMPLER_BYTES * sampled_rows * self.padded_vocab
-        return max(forward, sampling)
+        return max(self._forward_width(group.layer, split) for group in self.groups) * tokens * self._value_bytes
+
+    def hidden_bytes(self, tokens: int) -> float:
+        """Bytes of the hidden states of so many tokens."""
+        return tokens * self.hidden * self._value_bytes
 
     def step_flops(self, shape: StepShape, tensor_parallel: int = 1) -> Sum:
         """FLOPs of one step on each GPU, a multiply-add counted as two."""
