@@ -1,9 +1,9 @@
 """Every known model type against the parameter count of its class, what is refused, and the models served in 2026.
 
-``parameter_counts.jsonl`` holds small configs of each type, as a checkpoint would state them, with the number of values
-in the state dict of ``AutoModelForCausalLM.from_config`` on the meta device (transformers 5.24.0, torch 2.13.0): tied
-tables once, correction biases of routers included, the decay tables of lightning attention left out. Text models that
-are no causal LM there (Qwen-VL, GLM-V) are their text model and an lm_head.
+``parameter_counts.jsonl`` holds small configs of each type, as a checkpoint would state them, with the number of
+parameters of ``AutoModelForCausalLM.from_config`` on the meta device (transformers 5.24.0, torch 2.13.0): tied tables
+once, buffers left out (the corrections of router scores among them, a value an expert). Text models that are no causal
+LM there (Qwen-VL, GLM-V) are their text model and an lm_head.
 """
 
 import json
@@ -86,6 +86,8 @@ LLAMA = SMALL | {"model_type": "llama"}
         ({"model_type": "bert"}, "model_type: 'bert' is not supported: it is an encoder"),
         ({"model_type": "mamba2"}, "model_type: 'mamba2' .*fixed state in every layer"),
         ({"model_type": "mllama_text_model"}, "cross-attention"),
+        ({"model_type": "mllama", "text_config": LLAMA}, "cross-attention"),
+        ({"model_type": "gemma4_assistant", "text_config": LLAMA}, "drafts for another model"),
         ({"model_type": "llamma"}, "'llamma' is not known .closest are llama.*parameter count"),
         ({"model_type": "my_own_thing"}, r"'my_own_thing' is not known \(\d+ types are"),
         ({"model_type": None}, "model_type: is missing"),
@@ -181,7 +183,7 @@ def test_a_nested_config_may_leave_out_what_its_class_has():
 PUBLISHED = {
     "qwen3-next-80b": (79_674_391_296, 3.87e9, 24_576, 36 * (32 * 128 * 128 + 3 * 8192) * 2),
     "nemotron-h-56b": (56_324_350_464, 56.3e9, 40_960, 54 * (256 * 64 * 256 + 3 * (16_384 + 2 * 8 * 256)) * 2),
-    "nemotron-3-nano-30b": (31_577_940_288, 3.58e9, 6144, 23 * (64 * 64 * 128 + 3 * (4096 + 2 * 8 * 128)) * 2),
+    "nemotron-3-nano-30b": (31_577_937_344, 3.58e9, 6144, 23 * (64 * 64 * 128 + 3 * (4096 + 2 * 8 * 128)) * 2),
     "llama4-scout": (107_769_861_120, 17.2e9, 196_608, 0),
     "deepseek-v3.2": (671_877_944_064, 38.4e9, 61 * (2 * 576 + 132), 0),
     "falcon-h1-7b": (7_585_513_568, 7.6e9, 45_056, 44 * (24 * 128 * 256 + 3 * (3072 + 2 * 256)) * 2),

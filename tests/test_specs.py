@@ -65,7 +65,7 @@ CHECKPOINT_PARAMETERS = {
     "kimi-k2": 1_026_408_232_448,
     "llama-4-scout": 107_769_861_120,
     "qwen3-next-80b-a3b": 79_674_391_296,
-    "nemotron-3-nano-30b-a3b": 31_577_940_288,
+    "nemotron-3-nano-30b-a3b": 31_577_937_344,
     "falcon-h1-7b": 7_585_513_568,
 }
 
@@ -349,7 +349,7 @@ def test_mem_20_nested_text_config_and_unknown_activation(tmp_path):
     model = catalogue.model(write(tmp_path, apertus))
     assert not model.plain[1].gated
     attention = 4096 * 2 * (4096 + 1024) + 2 * 128
-    assert model.parameters() == 32 * (attention + 2 * 4096 * 14_336 + 2 * 4096 + 4) + 2 * 4096 * 128_256 + 4096
+    assert model.parameters() == 32 * (attention + 2 * 4096 * 14_336 + 2 * 4096 + 2) + 2 * 4096 * 128_256 + 4096
     assert model.plain[0].qk_norm
 
 

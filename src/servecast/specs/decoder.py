@@ -49,7 +49,7 @@ class Family:
     qk_norm : "" none, "head" one weight for all heads, "whole" one for each column; qk_norm_key : the key that decides
     sinks : the attention has them; every : every n-th layer attends fully, the others see the window, where the config
         does not say which
-    router_bias : a bias of the router, or a correction of its scores that is stored with it
+    router_bias : a bias of the router; a correction of its scores counts where a config names noaux_tc for it
     shared_gate, expert_biases, attention_gate : see `Experts` and `Attention`; head_bias : the lm_head has a bias
     extra : in every layer; inert : keys that change nothing here
     """
@@ -67,7 +67,7 @@ class Family:
     qk_norm_key: str = ""
     sinks: bool = False
     every: int | None = None
-    router_bias: Said = False
+    router_bias: bool = False
     shared_gate: bool = False
     expert_biases: bool = False
     head_bias: Said = False
@@ -154,7 +154,7 @@ def experts(keys: Keys, family: Family) -> Experts | None:
         raise keys.refused("num_experts_per_tok", f"{active} is more than the {count} experts there are")
     intermediate = keys.first_whole(_WIDTHS)
     beside, each = keys.first_whole(_SHARED, 0), keys.first_whole(_SHARED_WIDTHS, 0)
-    corrected = said(keys, family.router_bias) or keys.get("topk_method") == "noaux_tc"
+    corrected = family.router_bias or keys.get("topk_method") == "noaux_tc"
     return Experts(
         total=count,
         active=active,

@@ -25,8 +25,6 @@ _GEMMA3_DEFAULTS = {
     "max_position_embeddings": 131_072,
 }  # fmt: skip
 _GEMMA3 = replace(_GEMMA2, qk_norm="head", every=6, defaults=_GEMMA3_DEFAULTS)
-_DEEPSEEK = Family(router_bias=False)
-_DEEPSEEK3 = Family(router_bias=True)
 _QK_MOE = Family(qk_norm="head")
 _OLMO2 = Family(qk_norm="whole")
 _HUNYUAN = Family(qk_norm="head", qk_norm_key="use_qk_norm", defaults=expected("use_qk_norm"))
@@ -36,7 +34,7 @@ _DELTA = Family(
     hybrids.delta_net, qk_norm="head", shared_gate=True, attention_gate=True, output_bias="attention_bias",
     defaults={"head_dim": 256, "linear_conv_kernel_dim": 4},
 )  # fmt: skip
-_GEMMA4 = replace(_GEMMA3, read=hybrids.gemma4, defaults={"head_dim": 256}, extra=Weights(plain=1))
+_GEMMA4 = replace(_GEMMA3, read=hybrids.gemma4, defaults={"head_dim": 256})
 _LLAMA4 = Family(hybrids.llama4, defaults={"attention_chunk_size": 8192})
 
 FAMILIES: Final[dict[str, Family]] = {
@@ -67,7 +65,7 @@ FAMILIES: Final[dict[str, Family]] = {
     # two matrices, norms with biases
     "arcee": Family(gated=False),
     "apertus": Family(
-        gated=False, qk_norm="head", qk_norm_key="qk_norm", defaults=expected("qk_norm"), extra=Weights(plain=4)
+        gated=False, qk_norm="head", qk_norm_key="qk_norm", defaults=expected("qk_norm"), extra=Weights(plain=2)
     ),
     "nanochat": Family(gated=False, norms=0, ends=0),
     "nemotron": replace(_BIASED_NORMS, gated=False),
@@ -96,42 +94,42 @@ FAMILIES: Final[dict[str, Family]] = {
     "olmoe": _OLMO2,
     "flex_olmo": _OLMO2,
     "minimax_m2": Family(
-        qk_norm="whole", qk_norm_key="use_qk_norm", router_bias=True, qkv_bias=False, output_bias=False,
+        qk_norm="whole", qk_norm_key="use_qk_norm", qkv_bias=False, output_bias=False,
         defaults=expected("use_qk_norm"),
     ),
     "ernie4_5_moe": Family(
         tied=True, qkv_bias="use_bias", output_bias="use_bias", mlp_bias="use_bias", head_bias="use_bias",
         router_bias=True,
     ),
-    "glm4_moe": Family(qk_norm="head", qk_norm_key="use_qk_norm", output_bias=False, router_bias=True),
-    "glm4v_moe_text": Family(output_bias=False, router_bias=True),
-    "dots1": Family(qk_norm="head", router_bias=True),
+    "glm4_moe": Family(qk_norm="head", qk_norm_key="use_qk_norm", output_bias=False),
+    "glm4v_moe_text": Family(output_bias=False),
+    "dots1": Family(qk_norm="head"),
     "hunyuan_v1_moe": replace(
         _HUNYUAN, defaults=expected("use_qk_norm", num_shared_expert=1), inert=("use_mixed_mlp_moe",)
     ),
-    "hy_v3": Family(qk_norm="head", router_bias=True),
-    "exaone_moe": Family(qk_norm="head", every=4, router_bias=True, qkv_bias=False, output_bias=False),
+    "hy_v3": Family(qk_norm="head"),
+    "exaone_moe": Family(qk_norm="head", every=4, qkv_bias=False, output_bias=False),
     "afmoe": Family(norms=4, qk_norm="head", attention_gate=True, router_bias=True, every=4),
-    "solar_open": Family(router_bias=True),
+    "solar_open": Family(),
     "sarvam_moe": Family(
-        qk_norm="head", qk_norm_key="use_qk_norm", router_bias=True, defaults=expected("use_qk_norm")
+        qk_norm="head", qk_norm_key="use_qk_norm", defaults=expected("use_qk_norm")
     ),
     "mellum": _QK_MOE,
     **dict.fromkeys(("llama4", "llama4_text"), _LLAMA4),
-    "mimo_v2_flash": Family(hybrids.mimo, router_bias=True),
+    "mimo_v2_flash": Family(hybrids.mimo),
     # latent attention
-    "deepseek_v2": _DEEPSEEK,
-    **dict.fromkeys(("deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa"), _DEEPSEEK3),
-    **dict.fromkeys(("sarvam_mla", "glm4_moe_lite"), _DEEPSEEK3),
+    "deepseek_v2": _LLAMA,
+    **dict.fromkeys(("deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa"), _LLAMA),
+    **dict.fromkeys(("sarvam_mla", "glm4_moe_lite"), _LLAMA),
     "minicpm3": _TIED,
     "youtu": _TIED,
     # a fixed state in most layers, or beside attention
     **dict.fromkeys(("qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_text"), _DELTA),
-    "kimi_linear": Family(hybrids.kimi_linear, router_bias=True),
+    "kimi_linear": Family(hybrids.kimi_linear),
     **dict.fromkeys(
         ("minimax", "minimax_text_01", "minimax_m1"), Family(hybrids.lightning, qkv_bias=False, output_bias=False)
     ),
-    "nemotron_h": Family(hybrids.nemotron_h, gated=False, router_bias=True),
+    "nemotron_h": Family(hybrids.nemotron_h, gated=False),
     "falcon_h1": Family(hybrids.falcon_h1),
     "bamba": Family(hybrids.bamba),
     "jamba": Family(hybrids.jamba, qkv_bias=False, output_bias=False, mlp_bias=False),
@@ -139,7 +137,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "lfm2": Family(hybrids.convolutions, tied=True, qk_norm="head", qkv_bias=False, output_bias=False),
     "lfm2_moe": Family(
         hybrids.convolutions, tied=True, qk_norm="head", qkv_bias=False, output_bias=False,
-        router_bias="use_expert_bias", defaults=expected("use_expert_bias"),
+        inert=("use_expert_bias",),
     ),
     # windows and caches of several kinds
     **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), _GEMMA4),
@@ -163,6 +161,9 @@ REFUSED: Final[dict[str, str]] = {
     **dict.fromkeys(("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "marian", "m2m_100", "whisper"), _CROSS),
     **dict.fromkeys(("t5gemma", "mllama", "mllama_text_model"), _CROSS),
     **dict.fromkeys(("gemma3n", "gemma3n_text"), "its layers predict each other (AltUp), which is not known here"),
+    **dict.fromkeys(
+        ("gemma4_assistant", "gemma4_unified_assistant"), "it drafts for another model, with that one's cache"
+    ),
     "deepseek_v4": "its caches are compressed at several ratios, which are not known here",
     "recurrent_gemma": "its gated linear recurrences are not known here",
 }  # fmt: skip

@@ -110,10 +110,11 @@ def _family(keys: Keys) -> Family:
         raise keys.refused("is_encoder_decoder", "true is not supported; use a decoder-only model")
     text = keys.levels[0].get("model_type") or (keys.get("model_type") if len(keys.levels) > 1 else None)
     wanted = str(text) if text else _by_architecture(keys)
+    for name in (str(keys.levels[-1].get("model_type")), wanted):  # the whole before the language model in it
+        if name in REFUSED:
+            raise keys.refused("model_type", f"{name!r} is not supported: {REFUSED[name]}")
     if wanted in FAMILIES:
         return FAMILIES[wanted]
-    if wanted in REFUSED:
-        raise keys.refused("model_type", f"{wanted!r} is not supported: {REFUSED[wanted]}")
     close = difflib.get_close_matches(wanted, FAMILIES, n=3, cutoff=0.6)
     hint = f"closest are {', '.join(close)}" if close else f"{len(FAMILIES)} types are, llama and qwen3 among them"
     raise keys.refused(

@@ -402,7 +402,7 @@ def gemma4(keys: Keys, family: Family) -> Iterable[Layer]:
                 kv_heads=keys.checked(place, one.get("num_key_value_heads", narrow.kv_heads)),
             )
         dense = Dense(width * (2 if doubled and reuses else 1))
-        own = Weights(named(extra=2 * hidden * gate), hidden * bool(gate) + family.extra.plain)
+        own = Weights(named(extra=2 * hidden * gate), hidden * bool(gate))
         following: Dense | Experts = dense
         if mixture:
             # Beside the experts every token passes the dense feed-forward; the router scales inputs and experts.
