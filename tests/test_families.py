@@ -157,7 +157,7 @@ def test_any_value_of_any_key_is_read_or_refused_in_one_line(row, data, value):
     try:
         model = parse(config | {key: value})
         assert model.parameters() > 0
-        assert min(model.weight_bytes(), model.kv_bytes(5000), model.activation_bytes_peak(10)) > 0
+        assert min(model.weight_bytes(), model.kv_bytes(5000)) > 0
     except InputError as error:
         told = str(error)
     assert "\n" not in told
