@@ -93,6 +93,7 @@ LLAMA = SMALL | {"model_type": "llama"}
         ({"model_type": None}, "model_type: is missing"),
         ({"model_type": None, "architectures": ["BertModel"]}, "model_type: is missing"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "architectures: LlamaFor.* makes no tokens"),
         ({"model_type": "bamba", "mamba_n_heads": 8, "mamba_d_state": 16}, "no layer attends"),
         ({"attn_type_list": [1] * 6, "layer_types": ["linear_attention"] * 6}, "layer_types: 'linear_attention'"),
         ({"attn_type_list": [0] * 6}, "attn_type_list"),

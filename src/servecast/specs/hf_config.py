@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from servecast.specs.quantization import Quantization
 
 
+_NO_GENERATOR = re.compile(r"For(MaskedLM|SequenceClassification|TokenClassification|QuestionAnswering|ImageClass\w*)$")
+
+
 def load(path: str | Path) -> ModelSpec:
     """The model of a ``config.json``, or of a folder that holds one.
 
@@ -113,6 +116,9 @@ def _family(keys: Keys) -> Family:
     for name in (str(keys.levels[-1].get("model_type")), wanted):  # the whole before the language model in it
         if name in REFUSED:
             raise keys.refused("model_type", f"{name!r} is not supported: {REFUSED[name]}")
+    classes = keys.get("architectures")
+    if isinstance(classes, list) and classes and _NO_GENERATOR.search(str(classes[0])):
+        raise keys.refused("architectures", f"{classes[0]} makes no tokens: give a model that generates text")
     if wanted in FAMILIES:
         return FAMILIES[wanted]
     close = difflib.get_close_matches(wanted, FAMILIES, n=3, cutoff=0.6)
