@@ -312,3 +312,11 @@ def test_mem_13_engine_defaults_by_version_and_device(device, like, utilization,
 def test_an_unknown_engine_version_is_refused(like):
     with pytest.raises(InputError, match=r"engine.like"):
         engine_defaults(H100, like)
+
+
+def test_a_short_max_model_len_needs_no_room_for_more_new_tokens_than_it_has():
+    model = catalogue.model("gpt-oss-20b")
+    settings = {"max_num_batched_tokens": 8192, "kv_blocks": 300}
+    assert budget(model, max_model_len=2048, **settings).max_model_len == 2048
+    with pytest.raises(NotEnoughMemoryError, match="hold no sequence"):
+        budget(model, **settings)

@@ -261,9 +261,10 @@ def _layout(
     if not version.hybrid_cache or not 0 < len(windows) < len(layers):
         return _Layout(Growth(block_size, own=math.ceil(states / (block_size * token))), block_size * token)
     full, sliding, group = _groups(layers)
-    kept = min(-(-(max(windows) - 1) // block_size) + 1, -(-(longest or max(windows)) // block_size))
+    most = max(windows) - 1 + step if longest is None else min(max(windows) - 1 + step, longest)
+    kept, passing = (-(-min(max(windows) - 1 + new, most) // block_size) + 1 for new in (0, step))
     own = math.ceil(states / (block_size * group))
-    return _Layout(Growth(block_size, full, sliding, kept, own), block_size * group, -(-step // block_size) * sliding)
+    return _Layout(Growth(block_size, full, sliding, kept, own), block_size * group, (passing - kept) * sliding)
 
 
 def _groups(layers: Mapping[tuple[int | None, float], int]) -> tuple[int, int, float]:

@@ -107,7 +107,7 @@ def _memory_wall(model: ModelSpec, device: DeviceSpec, ridge: float | None = Non
         max_num_batched_tokens=defaults.max_num_batched_tokens,
         max_num_seqs=max(batch, defaults.max_num_seqs),
     )
-    longest = memory.kv_blocks // batch * memory.block_size
+    longest = memory.growth.longest(memory.kv_blocks // batch)
     return _MemoryWall(model.name, device.name, ridge, batch, memory.kv_tokens, longest, longest + 1)
 
 

@@ -198,7 +198,7 @@ def _ridge(served: Serving, budget: MemoryBudget) -> Table:
 
 def _wall(budget: MemoryBudget, batch: int) -> tuple[str, str]:
     """From which length on fewer sequences than ``batch`` fit into the cache."""
-    context = budget.kv_blocks // batch * budget.block_size
+    context = budget.growth.longest(budget.kv_blocks // batch)
     stops = f"{context + 1:,} tokens each" if context else "any context"
     return stops, f"{budget.kv_tokens:,} KV tokens / {batch:,} sequences, in whole blocks"
 
