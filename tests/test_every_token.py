@@ -128,7 +128,7 @@ def test_tables_and_gaps_are_those_of_every_token(load, policy, blocks, rest, cr
 
 
 @settings(max_examples=150)
-@given(requests, st.data(), st.sampled_from([Continuous(4, 30), PrefillFirst(3, 30), Static(3, 0.02)]), st.booleans())
+@given(requests, st.data(), st.sampled_from([Continuous(8, 60), PrefillFirst(6, 60), Static(3, 0.02)]), st.booleans())
 def test_a_window_counts_its_own_requests_tokens_and_seconds(load, data, policy, crashes):
     """By hand, with edges on the moments at which tokens come."""
     _, run, times = witnessed(load, policy, 8, 3, 5 if crashes else 0)
@@ -142,6 +142,7 @@ def test_a_window_counts_its_own_requests_tokens_and_seconds(load, data, policy,
     slo = metrics.Slo(ttft_s=0.06, tpot_s=0.02, single_token=data.draw(st.sampled_from(["pass", "fail", "exclude"])))
     window = metrics.Window(start, last - end)
     row = metrics.summarise(run, policy="p", seed=1, slo=slo, window=window, usd_per_hour=3.6)
+    assert window.bounds(run) == pytest.approx((start, end), abs=1e-12)
     start, end = window.bounds(run)
 
     table = run.requests

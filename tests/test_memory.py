@@ -308,6 +308,13 @@ def test_mem_13_engine_defaults_by_version_and_device(device, like, utilization,
     assert (defaults.max_num_seqs, defaults.max_num_batched_tokens) == (sequences, tokens)
 
 
+@pytest.mark.parametrize(("size_gib", "tokens"), [(69.9, 2048), (70, 8192), (159.9, 8192), (160, 16384)])
+def test_the_defaults_change_at_70_and_at_160_gib(size_gib, tokens):
+    device = replace(H100, memory_bytes=int(size_gib * GIB))
+    assert engine_defaults(device).max_num_batched_tokens == tokens
+    assert engine_defaults(device).max_num_seqs == (1024 if size_gib >= 70 else 256)
+
+
 @pytest.mark.parametrize("like", ["sglang-0.5", "vllm", "vllm-0.x", ""])
 def test_an_unknown_engine_version_is_refused(like):
     with pytest.raises(InputError, match=r"engine.like"):

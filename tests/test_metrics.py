@@ -185,6 +185,8 @@ def test_requests_never_scheduled_wait_to_the_end_and_rejected_ones_not_at_all()
     late = [{"arrival_s": 60 + i, "status": toy.UNFINISHED} for i in range(30)]
     early = [{"arrival_s": 1.0 * i, "scheduled_s": 1.0 * i} for i in range(60)]
     assert metrics.regime(toy.request_columns(early + late), 100) == "overloaded"
+    few = [{"arrival_s": 89.0, "status": toy.UNFINISHED}, {"arrival_s": 90.0, "scheduled_s": 90.0}]
+    assert metrics.regime(toy.request_columns(early + few), 100) == "stable"
     rejected = [{"arrival_s": 60 + i, "status": toy.REJECTED} for i in range(30)]
     assert metrics.regime(toy.request_columns(early + rejected), 100) == "stable"
 

@@ -125,3 +125,10 @@ def test_preempting_for_ever_names_the_option_that_ends_it(tmp_path):
         served()
     assert refused.value.place == "scenario.policies[1].scheduler_reserve_full_isl"
     assert served(scheduler_reserve_full_isl=True) == served(long_prefill_token_threshold=0) == 6
+
+
+def test_the_rate_that_was_asked_for_stands_beside_the_one_that_came():
+    changes = {"sweep": {}, "workload.requests": 400, "workload.arrivals.rate_rps": 3.0}
+    row = servecast.simulate(servecast.load("quickstart", changes)).summary.iloc[0]
+    assert row["requested_rps"] == 3.0
+    assert row["offered_rps"] == pytest.approx(3.0, rel=0.2)
