@@ -162,6 +162,10 @@ def test_the_file_of_modelopt_beside_the_config(tmp_path):
         {"quant_method": "awq", "bits": 4, "modules_to_not_convert": "lm_head"},
         {"quant_method": "fp8", "weight_block_size": 128},
         {"quant_method": "fp8", "modules_to_not_convert": ["re:("]},
+        *(
+            {"quant_method": "fp8", "ignored_layers": [f"re:{text}"]}
+            for text in ("(.*)*x", "(a|.)*!$", "(.+)+!", ".*" * 9)
+        ),
         {"quant_method": "bitsandbytes"},
         {"quant_method": "compressed-tensors"},
         compressed(num_bits=4, type="float", group_size=64),

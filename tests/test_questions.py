@@ -91,7 +91,7 @@ def test_ttft_under_load():
     tail, median = rows["ttft_p99_s"], rows["ttft_p50_s"]
     mean = tail.groupby(level=0).mean()
     assert [mean[2], mean[8], mean[11]] == [near(0.23), near(0.41), near(0.65)]
-    assert (tail[12].min(), tail[12].max()) == (near(1.1), near(1.2))
+    assert (tail[12].min(), tail[12].max()) == (near(1.0), near(1.4))
     assert "overloaded" in set(rows["regime"][12])
     assert (rows["kv_peak_fraction"][12] > 0.99).all()
     assert [median[2].mean(), median[11].mean()] == [near(0.053), near(0.123)]
@@ -113,7 +113,7 @@ def test_kv_per_token():
     per_token = [catalogue.model(name).kv_bytes_per_token() / 1024 for name in ("llama-2-7b", "llama-3.1-8b")]
     assert per_token == [512, 128]
     tokens = list(kv_tokens("kv-per-token").values())
-    assert tokens[::2] == [near(121_000, 0.02), near(445_000, 0.02)]
+    assert tokens[::2] == [near(121_000, 0.02), near(454_000, 0.02)]
     assert [tokens[1] / tokens[0], tokens[3] / tokens[2]] == [near(2, 0.01), near(2, 0.01)]
     assert results("kv-per-token").summary["makespan_s"].tolist() == [near(270), near(180), near(136), near(100)]
 

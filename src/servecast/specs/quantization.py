@@ -76,6 +76,8 @@ _ROOT = re.compile(r"^((model|language_model|backbone|transformer)\.)+")
 
 
 def _regex(text: str, pattern: str, place: str) -> re.Pattern[str]:
+    if len(text) > 500 or re.search(r"[+*}]\)[+*{]|\|[^()]*\)[+*{]", text) or len(re.findall(r"[+*]", text)) > 6:
+        raise InputError(place, f"{pattern[:200]!r} may take for ever to match; write it without repeats of repeats")
     try:
         return re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
