@@ -10,8 +10,8 @@ from servecast.specs import catalogue
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
 
 from servecast.device import cliff, footprint  # noqa: E402
+from servecast.device.cache import KVCache  # noqa: E402
 from servecast.device.model import transformer  # noqa: E402
-from servecast.device.serving import KVCache  # noqa: E402
 
 #: Nothing of a step: what is left is what stands there whatever is computed.
 NOTHING = footprint.Activations(0.0, 0.0, 0.0)

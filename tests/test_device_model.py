@@ -10,9 +10,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from specs import remade  # noqa: E402
 
 from servecast.device import grid  # noqa: E402
+from servecast.device.attention import TILE  # noqa: E402
+from servecast.device.cache import KVCache  # noqa: E402
 from servecast.device.grid import Limits, Point, Span  # noqa: E402
 from servecast.device.model import transformer  # noqa: E402
-from servecast.device.serving import TILE, KVCache, Padded, Ragged  # noqa: E402
+from servecast.device.padded import Padded  # noqa: E402
+from servecast.device.ragged import Ragged  # noqa: E402
 from servecast.errors import InputError  # noqa: E402
 from servecast.specs import catalogue  # noqa: E402
 

@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from servecast.device import calibrate, grid, quality, steps  # noqa: E402
 from servecast.device.machine import Ceilings  # noqa: E402
 from servecast.device.model import transformer  # noqa: E402
-from servecast.device.serving import Ragged  # noqa: E402
+from servecast.device.ragged import Ragged  # noqa: E402
 from servecast.device.timing import Timing  # noqa: E402
 
 SPEC = dataclasses.replace(catalogue.model("tiny"), dtype="fp32")

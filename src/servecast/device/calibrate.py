@@ -38,8 +38,8 @@ from servecast.device.calibration_files import COLUMNS, REFERENCES, Files
 from servecast.device.limit import out_of_memory
 from servecast.device.machine import ceilings
 from servecast.device.model import DTYPES, Transformer, require_dense, transformer
+from servecast.device.padded import Padded
 from servecast.device.quality import by_step, coverage, errors, intervals, noise, shapes
-from servecast.device.serving import Padded, Ragged
 from servecast.device.steps import Steps
 from servecast.device.timing import open_device
 from servecast.errors import InputError
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from servecast.device.grid import Limits, Point
+    from servecast.device.ragged import Ragged
     from servecast.device.timing import Timing
     from servecast.specs.device import DeviceSpec
     from servecast.specs.model import ModelSpec

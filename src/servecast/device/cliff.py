@@ -24,10 +24,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from servecast.device import footprint, grid, machine
+from servecast.device.cache import KVCache
 from servecast.device.calibrate import activations
 from servecast.device.limit import data_bytes, give_back_freed_memory, out_of_memory, status_bytes
 from servecast.device.model import require_dense, transformer
-from servecast.device.serving import KVCache, Padded, Ragged
+from servecast.device.padded import Padded
+from servecast.device.ragged import Ragged
 from servecast.device.timing import open_device
 from servecast.errors import InputError
 from servecast.policies import POLICIES

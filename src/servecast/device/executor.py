@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from servecast.device.cache import KVCache
 from servecast.device.grid import Span
 from servecast.device.limit import out_of_memory
-from servecast.device.serving import KVCache, Padded, Ragged
+from servecast.device.padded import Padded
+from servecast.device.ragged import Ragged
 from servecast.device.timing import clock
 from servecast.errors import InputError
 from servecast.executor import SAME_INSTANT_S, Measured, RanOutError

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
+from servecast.device.kernels import NORM_EPSILON, Angles, Heads, Store, fused_for
 from servecast.errors import InputError
 from servecast.specs.layers.attention import Attention
 from servecast.specs.layers.layer import NOTHING
@@ -27,14 +28,14 @@ from servecast.specs.layers.layer import NOTHING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from servecast.device.cache import KVCache
     from servecast.specs.layers.feed_forward import Dense
     from servecast.specs.model import ModelSpec
 
-    #: attend(layer, q (T, heads, head_dim), k, v (T, kv_heads, head_dim)) -> (T, heads * head_dim)
-    Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    #: attend(q (T, heads, head_dim), keys, values (places, kv_heads, head_dim) of a layer's cache) -> like q
+    Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 ROPE_THETA = 10_000.0  # no step time depends on it
-NORM_EPSILON = 1e-5
 _INIT_STD = 0.02
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -53,6 +54,11 @@ class _Layer:
     feed_norm: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
+
+    @property
+    def qk_norm(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Weights of query and key norms."""
+        return None if self.query_norm is None or self.key_norm is None else (self.query_norm, self.key_norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,35 +95,37 @@ class Transformer:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
 
     def logits(
-        self, tokens: torch.Tensor, positions: torch.Tensor, sampled: torch.Tensor, attend: Attend
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        where: torch.Tensor,
+        sampled: torch.Tensor,
+        cache: KVCache,
+        attend: Attend,
     ) -> torch.Tensor:
-        """Logits (rows, vocab) of the tokens at ``sampled``; ``tokens`` and ``positions`` are (T,) int64."""
-        spec, attention = self.spec, self.attention
-        heads, kv_heads, width = attention.heads, attention.kv_heads, attention.head_dim
-        parts = (heads * width, kv_heads * width, kv_heads * width)
-        x = functional.embedding(tokens, self.embedding)
-        cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
+        """Logits (rows, vocab) of ``tokens`` (T,) at the places ``sampled`` (rows,).
+
+        ``positions`` and ``where`` (T,) int32 are each token's place in its row and in the cache, which takes its keys
+        and values before anything attends.
+        """
+        fused, heads = fused_for(self.device), Heads.of(self.attention)
+        angles = Angles(self.cos, self.sin, positions)
+        residual, x = functional.embedding(tokens, self.embedding), None
         for number, layer in enumerate(self.layers):
-            normed = functional.rms_norm(x, (spec.hidden,), layer.attention_norm, NORM_EPSILON)
-            q, k, v = functional.linear(normed, layer.qkv, layer.qkv_bias).split(parts, -1)
-            q = q.unflatten(-1, (heads, width))
-            k, v = k.unflatten(-1, (kv_heads, width)), v.unflatten(-1, (kv_heads, width))
-            if layer.query_norm is not None and layer.key_norm is not None:
-                q = functional.rms_norm(q, (width,), layer.query_norm, NORM_EPSILON)
-                k = functional.rms_norm(k, (width,), layer.key_norm, NORM_EPSILON)
-            attended = attend(number, _rotated(q, cos, sin), _rotated(k, cos, sin), v)
-            x = x + functional.linear(attended, layer.output)
-            normed = functional.rms_norm(x, (spec.hidden,), layer.feed_norm, NORM_EPSILON)
-            gate, up = functional.linear(normed, layer.gate_up).chunk(2, -1)
-            x = x + functional.linear(functional.silu(gate) * up, layer.down)
-        last = functional.rms_norm(x[sampled], (spec.hidden,), self.norm, NORM_EPSILON)
-        return functional.linear(last, self.head)
-
-
-def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding in halves, as Llama in transformers has it (arXiv 2104.09864, with columns reordered)."""
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat((-second, first), -1) * sin
+            if x is None:
+                normed = functional.rms_norm(residual, layer.attention_norm.shape, layer.attention_norm, NORM_EPSILON)
+            else:
+                normed, residual = fused.add_norm(x, residual, layer.attention_norm)
+            keys, values = cache.layer(number)
+            qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
+            q = fused.rotary(qkv, heads, angles, Store(keys, values, where), layer.qk_norm)
+            x = functional.linear(attend(q, keys, values).flatten(-2), layer.output)
+            normed, residual = fused.add_norm(x, residual, layer.feed_norm)
+            x = functional.linear(fused.gated(functional.linear(normed, layer.gate_up)), layer.down)
+        last = residual.index_select(0, sampled)
+        if x is not None:
+            last = last + x.index_select(0, sampled)
+        return functional.linear(functional.rms_norm(last, self.norm.shape, self.norm, NORM_EPSILON), self.head)
 
 
 def require_dense(spec: ModelSpec) -> tuple[Attention, Dense]:

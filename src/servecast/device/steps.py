@@ -15,7 +15,7 @@ import torch
 
 from servecast.device import grid
 from servecast.device.executor import allocated
-from servecast.device.serving import Ragged
+from servecast.device.ragged import Ragged
 from servecast.device.timing import clock, measure
 
 if TYPE_CHECKING:
