@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from servecast.device.ballast import Ballast
 from servecast.device.limit import Reserved
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 class KVCache:
     """Keys and values of ``slots`` rows of up to ``max_length`` tokens, in ``layers`` layers.
 
-    ``growing``, on a CPU: rows take memory only for the tokens that `Reserved.grow` has made room for.
+    ``growing``: rows take memory for the tokens that ``reserved.grow`` has made room for. On a CPU they can take no
+    more; on CUDA the cache is held whole and ballast stands for what has grown.
     ``spare``: one slot more, numbered ``slots`` (None: on CUDA).
     """
 
@@ -27,9 +29,12 @@ class KVCache:
         self, model: Transformer, slots: int, max_length: int, growing: bool = False, spare: bool | None = None
     ) -> None:
         self.slots = slots
-        self.reserved: Reserved | None = None
+        self.reserved: Reserved | Ballast | None = None
         heads, width = model.attention.kv_heads, model.attention.head_dim
-        if growing:
+        if growing and model.device.type == "cuda":
+            token_bytes = 2 * len(model.layers) * heads * width * model.dtype.itemsize
+            self.reserved = Ballast(model.device, slots, token_bytes)
+        elif growing:
             self.reserved = Reserved(2 * len(model.layers), slots, max_length, heads * width * model.dtype.itemsize)
             tensors = self.reserved.tensors(model.dtype, heads, width)
             self.keys, self.values = tensors[::2], tensors[1::2]

@@ -8,6 +8,7 @@ one rectangle. What is timed is the step: indices, kernels and sampling. Tokens 
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from servecast.batch import Batch
+    from servecast.device.ballast import DeviceLimit
     from servecast.device.limit import Limit
     from servecast.device.model import Transformer
     from servecast.requests import Sequence as Served
@@ -37,7 +39,7 @@ class DeviceExecutor:
 
     ``padded``: every row is computed as long as the longest.
 
-    ``limit``, on a CPU and for closed batches: the cache grows with the batch, and a step may run out of memory.
+    ``limit``, for closed batches: the cache grows with the batch, and a step may run out of memory.
     ``tokens`` has those of each request so far, prompt included, by its id.
     """
 
@@ -49,8 +51,11 @@ class DeviceExecutor:
         max_length: int,
         padded: bool,
         seed: int = 0,
-        limit: Limit | None = None,
+        limit: Limit | DeviceLimit | None = None,
     ) -> None:
+        gc.collect()  # an executor before this one holds its cache and its graphs in cycles
+        if model.device.type == "cuda":
+            torch.cuda.empty_cache()
         self.model = model
         self.limit = limit
         self.longest = max_length
@@ -84,15 +89,25 @@ class DeviceExecutor:
         """Run a decode step of every number of rows, and prompts of doubling lengths: a first time costs more."""
         with torch.inference_mode():
             if self.cache.reserved is not None:
-                self.cache.reserved.grow([(slot, self.longest) for slot in range(self.cache.slots)])
+                self.cache.reserved.ready(self.longest)
+            self.ragged.capture_all(self.cache.slots)
+            lengths = [8 << times for times in range((self.longest // 8).bit_length())]
             for _ in range(2):
                 decodes = [[Span(slot, 1, 1) for slot in range(rows)] for rows in range(1, self.cache.slots + 1)]
-                prompts = [[Span(0, 0, 8 << times)] for times in range((self.longest // 8).bit_length())]
-                for spans in (*decodes, *prompts):
+                for spans in (*decodes, *([Span(0, 0, length)] for length in lengths)):
                     tokens = torch.zeros(sum(s.new for s in spans), dtype=torch.int64, device=self.model.device)
                     self.ragged.step(spans, tokens)
+                if self.padded is not None and self.model.device.type == "cuda":
+                    self._warm_rectangles(self.padded, [length for length in lengths if length < self.longest])
             if self.cache.reserved is not None:
                 self.cache.reserved.release()
+
+    def _warm_rectangles(self, padded: Padded, lengths: Sequence[int]) -> None:
+        """A masked decode step is another kernel on CUDA, with other shapes at each context."""
+        for length in lengths:
+            for rows in {1, self.cache.slots}:
+                padded.begin([length] * rows, length)
+                padded.decode(torch.zeros(rows, dtype=torch.int64, device=self.model.device)).argmax(-1)
 
     def _run_ragged(self, batch: Batch, until: float) -> Measured:
         rows = list(batch.rows(batch))

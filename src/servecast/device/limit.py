@@ -123,6 +123,10 @@ class Reserved:
                     self.held += size
                 self._pages[slot] = needed
 
+    def ready(self, longest: int) -> None:
+        """Commit every row up to ``longest`` tokens, to run them once."""
+        self.grow([(slot, longest) for slot in range(len(self._pages))])
+
     def release(self) -> None:
         """Give everything back to the kernel."""
         for space, start in zip(self._maps, self._starts, strict=True):

@@ -1,8 +1,9 @@
 """Policies of a scenario on a real device: the executor, and the memory that it and the policy have.
 
 A closed batch may outgrow its memory. Where the largest one could, the run is made under that memory as a real limit
-(CPU only): the policy is then given more KV blocks than it can use, and the crash is the device's own. Elsewhere cache
-and activations fit whatever comes, and nothing is limited, which also leaves the device's step times alone.
+(`device.limit`, `device.ballast`): the policy is then given more KV blocks than it can use, and the crash is the
+device's own. Elsewhere cache and activations fit whatever comes, and nothing is limited, which also leaves the device's
+step times alone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from servecast.kvcache import BlockPool
 from servecast.run.system import Machine
 
 if TYPE_CHECKING:
+    from servecast.device.ballast import DeviceLimit
     from servecast.device.limit import Limit
     from servecast.device.model import Transformer
     from servecast.memory import MemoryBudget
@@ -84,23 +86,21 @@ def machine(model: Transformer, system: System) -> Machine:
     return Machine(executor, pool, beyond if limit is None else lambda tokens: 0)
 
 
-def _limit(model: Transformer, policy: Policy, most_blocks: int, budget: MemoryBudget) -> Limit | None:
+def _limit(model: Transformer, policy: Policy, most_blocks: int, budget: MemoryBudget) -> Limit | DeviceLimit | None:
     """The memory limit of a policy whose batches may want ``most_blocks``; None where they cannot run out."""
+    from servecast.device.ballast import DeviceLimit
     from servecast.device.limit import Limit
 
     if not policy.closed or most_blocks <= budget.kv_blocks:
         return None
-    if model.device.type != "cpu":
-        raise InputError(
-            "scenario.policies",
-            f"batches of {policy.slots} rows can outgrow the memory, and running out is executed on a cpu only: "
-            f"give less, a shorter engine.max_model_len, or engine.kv_blocks >= {most_blocks}",
-        )
     cache = budget.kv_blocks * budget.block_bytes
     beside = budget.usable_bytes - budget.weight_bytes - budget.overhead_bytes
     # A rectangle is held as one piece, rows of their own lengths in whole blocks each.
     block_size = 1 if policy.rectangle else budget.block_size
-    return Limit(max(beside, cache + budget.activation_bytes), cache, block_size)
+    both = max(beside, cache + budget.activation_bytes)
+    if model.device.type == "cpu":
+        return Limit(both, cache, block_size)
+    return DeviceLimit(model.device, both, cache, block_size)
 
 
 def refuse_unexecutable(policy: Policy, place: str) -> None:
