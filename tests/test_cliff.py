@@ -2,6 +2,7 @@
 
 import dataclasses
 import resource
+import signal
 
 import pytest
 
@@ -28,54 +29,62 @@ def test_the_forecast_is_exact_or_off_by_one_and_its_bytes_within_5_percent(poli
     assert all(t.rows <= found.found_rows for t in told if t.fitted)
 
 
+def tried(load, *rows):
+    with cliff._Child(load) as child:
+        return [child.tried(count) for count in rows]
+
+
 def test_an_attempt_that_runs_out_poisons_nothing():
-    assert not cliff.tried(LOAD, 500).fitted
-    first, second = cliff.tried(LOAD, 20), cliff.tried(LOAD, 20)
+    out, first, second = tried(LOAD, 500, 20, 20)
+    assert not out.fitted
     assert first.fitted
     assert second.fitted
     assert first.peak_bytes == pytest.approx(second.peak_bytes, rel=0.02)
 
 
 def test_another_failure_is_not_taken_for_want_of_memory(monkeypatch):
-    def broken(load, rows):
+    def broken(load, model, rows, before):
         raise RuntimeError("a kernel\nfailed")
 
     monkeypatch.setattr(cliff, "_run", broken)
     with pytest.raises(
         InputError, match="cliff: a batch of 3 rows failed for another reason than memory: a kernel failed"
     ):
-        cliff.tried(LOAD, 3)
+        tried(LOAD, 3)
 
 
 class Pipe:
-    def __init__(self):
-        self.sent = []
+    def __init__(self, *told):
+        self.told, self.sent = list(told), []
 
-    def send(self, told):
-        self.sent.append(told)
+    def recv(self):
+        return self.told.pop(0) if self.told else None
+
+    def send(self, answer):
+        self.sent.append(answer)
 
 
 @pytest.mark.parametrize("policy", ["static", "padded"])
-def test_what_a_child_says(policy):
+def test_one_child_can_try_again_after_it_ran_out(policy):
     load = dataclasses.replace(LOAD, policy=policy)
-    limits = resource.getrlimit(resource.RLIMIT_DATA)
-    pipe = Pipe()
-    for rows in (4, 5000):
-        try:
-            cliff._child(load, rows, pipe)
-        finally:
-            resource.setrlimit(resource.RLIMIT_DATA, limits)
-    [(fitted, _), refused] = pipe.sent
-    assert fitted
-    assert refused == (False, None)
+    limits, interrupt = resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGINT)
+    pipe = Pipe(4, 5000, 4)
+    try:
+        cliff._serve(load, pipe)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, limits)
+        signal.signal(signal.SIGINT, interrupt)
+    first, refused, again = pipe.sent
+    assert first[0]
+    assert refused == (False, None, None)
+    assert again[0]
 
 
 def test_a_child_that_a_signal_ends_is_out_of_memory(monkeypatch):
     import os
-    import signal
 
-    monkeypatch.setattr(cliff, "_run", lambda load, rows: os.kill(os.getpid(), signal.SIGKILL))
-    assert cliff.tried(LOAD, 3) == cliff.Try(3, False, None)
+    monkeypatch.setattr(cliff, "_run", lambda load, model, rows, before: os.kill(os.getpid(), signal.SIGKILL))
+    assert tried(LOAD, 3) == [cliff.Try(3, False, None)]
 
 
 @pytest.mark.parametrize("edge", [1, 2, 7, 8, 63, 64, 99])

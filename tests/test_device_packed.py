@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from specs import remade
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
 
@@ -36,7 +37,7 @@ def _no_gradients():
 
 @pytest.fixture(scope="module")
 def model():
-    return transformer(dataclasses.replace(SPEC, qk_norm=True), torch.device("cpu"), "fp32", max_positions=LENGTH)
+    return transformer(remade(SPEC, qk_norm=True), torch.device("cpu"), "fp32", max_positions=LENGTH)
 
 
 def plain(q, k, v):

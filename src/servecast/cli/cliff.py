@@ -49,12 +49,14 @@ def cliff(
     found = module.cliff(
         case, lambda made: terminal.aside(f"{made.rows} rows: {'fits' if made.fitted else 'out of memory'}")
     )
-    heads = ("", "rows", "forecast [MB]", "measured [MB]", "error")
-    measured = "-" if found.measured_bytes is None else f"{found.measured_bytes / 1e6:.1f}"
+    heads = ("", "rows", "forecast [MB]", "measured [MB]", "error", "reserved [MB]")
+    measured, reserved = (
+        "-" if size is None else f"{size / 1e6:.1f}" for size in (found.found.peak_bytes, found.found.reserved_bytes)
+    )
     error = "-" if found.bytes_error is None else f"{found.bytes_error:+.2%}"
     rows = [
-        ("forecast", str(found.predicted_rows), f"{found.predicted_bytes / 1e6:.1f}", "", ""),
-        ("found by running", str(found.found_rows), f"{found.bytes_at_found / 1e6:.1f}", measured, error),
+        ("forecast", str(found.predicted_rows), f"{found.predicted_bytes / 1e6:.1f}", "", "", ""),
+        ("found by running", str(found.found_rows), f"{found.bytes_at_found / 1e6:.1f}", measured, error, reserved),
     ]
     room = f"{limit_bytes / 1e9:.3g} GB"
     terminal.print_table(f"{model}, {policy}, {prompt} + {output} tokens in {room} on {device}", heads, rows)

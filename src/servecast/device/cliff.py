@@ -3,20 +3,25 @@
 All rows are of one length, so that both policies hold and compute the same; only the kernels differ.
 
 Forecast: weights + rows x (prompt + output) x KV bytes a token + peak activations of the prefill of all of them, the
-activations extrapolated from small steps (`footprint`). Found: bisection over the rows, each try in a process of its
-own, so that a failure cannot poison the next. A try builds the model and its cache, prefills, and decodes once at the
-full context: the most that the batch will ever hold.
+activations extrapolated from small steps (`footprint`). Found: bisection over the rows. A try makes a cache, prefills,
+and decodes once at the full context: the most that the batch will ever hold.
 
 On a CPU the limit is one on writable memory beyond what the process has when it begins (`RLIMIT_DATA`; within
 `RLIMIT_AS` glibc still finds room in the arenas of other threads), and the allocation really fails; memory that is
-given back is really gone (`limit`), and a child ended by a signal counts as out of memory. On CUDA the limit is a share
-of the device (`torch.cuda.set_per_process_memory_fraction`), and the error that of its allocator.
+given back is really gone (`limit`), and a child ended by a signal counts as out of memory: each try has a process of
+its own, so that a failure cannot poison the next. On CUDA the limit is a share of the device
+(`torch.cuda.set_per_process_memory_fraction`), and the error that of its allocator, which recovers from it: one process
+builds the weights once and makes all tries. What the allocator *reserves* is more than what is allocated in it, and is
+what the limit holds for.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import multiprocessing
 import resource
+import signal
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +32,7 @@ from servecast.device import footprint, grid, machine
 from servecast.device.cache import KVCache
 from servecast.device.calibrate import activations
 from servecast.device.limit import data_bytes, give_back_freed_memory, out_of_memory, status_bytes
-from servecast.device.model import require_dense, transformer
+from servecast.device.model import DTYPES, require_dense, transformer
 from servecast.device.padded import Padded
 from servecast.device.ragged import Ragged
 from servecast.device.timing import open_device
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
 
+    from servecast.device.model import Transformer
     from servecast.specs.model import ModelSpec
 
 
@@ -69,11 +75,15 @@ def usual_limit_bytes(device: str) -> int:
 
 
 class Try(NamedTuple):
-    """One batch that was tried: whether it fitted, and the peak bytes it took (None where it did not fit)."""
+    """One batch that was tried: whether it fitted, and the peak bytes it took (None where it did not fit).
+
+    reserved_bytes : what the allocator of a GPU held for it, unused parts of its pieces included; None on a CPU
+    """
 
     rows: int
     fitted: bool
     peak_bytes: int | None
+    reserved_bytes: int | None = None
 
 
 class Cliff(NamedTuple):
@@ -83,13 +93,18 @@ class Cliff(NamedTuple):
     predicted_bytes: float
     found_rows: int
     bytes_at_found: float
-    measured_bytes: int | None
     tries: tuple[Try, ...]
+
+    @property
+    def found(self) -> Try:
+        """The try of the most rows that fit."""
+        return next(each for each in self.tries if each.rows == self.found_rows and each.fitted)
 
     @property
     def bytes_error(self) -> float | None:
         """Forecast over measured peak at the rows found, less one."""
-        return None if self.measured_bytes is None else self.bytes_at_found / self.measured_bytes - 1
+        measured = self.found.peak_bytes
+        return None if measured is None else self.bytes_at_found / measured - 1
 
 
 class Forecast(NamedTuple):
@@ -125,12 +140,14 @@ def cliff(case: CliffCase, progress: Callable[[Try], None] = lambda made: None) 
     predicted = forecast.most(case.limit_bytes, case.most_rows)
     tries: list[Try] = []
 
-    def fits(rows: int) -> bool:
-        tries.append(tried(case, rows))
-        progress(tries[-1])
-        return tries[-1].fitted
+    with _Child(case) as child:
 
-    found = _bisected(max(1, predicted), case.most_rows, fits)
+        def fits(rows: int) -> bool:
+            tries.append(child.tried(rows))
+            progress(tries[-1])
+            return tries[-1].fitted
+
+        found = _bisected(max(1, predicted), case.most_rows, fits)
     if found == 0:
         raise InputError(
             "--memory-gb",
@@ -140,8 +157,7 @@ def cliff(case: CliffCase, progress: Callable[[Try], None] = lambda made: None) 
     if found == case.most_rows:
         problem = f"{case.limit_bytes / 1e9:.3g} GB hold {found} rows, the most that is tried: give less memory"
         raise InputError("--memory-gb", problem)
-    peak = next(t.peak_bytes for t in tries if t.rows == found and t.fitted)
-    return Cliff(predicted, forecast.bytes(predicted), found, forecast.bytes(found), peak, tuple(tries))
+    return Cliff(predicted, forecast.bytes(predicted), found, forecast.bytes(found), tuple(tries))
 
 
 def forecast_of(case: CliffCase) -> Forecast:
@@ -152,8 +168,12 @@ def forecast_of(case: CliffCase) -> Forecast:
         model = transformer(case.model, device, case.dtype, max_positions=small.length, layers=1)
         ragged = Ragged(model, KVCache(model, small.rows, small.length), graphs=False)
         found = activations(ragged, small)
+        head_dim = model.attention.head_dim
+        del model, ragged
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the tries are made beside this process
     computed, length = replace(case.model, dtype=case.dtype), case.prompt + case.output
-    rotary = 2 * length * model.attention.head_dim * model.dtype.itemsize
+    rotary = 2 * length * head_dim * DTYPES[case.dtype].itemsize
     return Forecast(computed.weight_bytes() + rotary, computed.kv_bytes_per_token() * length, found, case.prompt)
 
 
@@ -176,44 +196,91 @@ def _bisected(guess: int, most: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def tried(case: CliffCase, rows: int) -> Try:
-    """Run a batch of so many rows in a process of its own."""
-    on_cpu = case.device.partition(":")[0] == "cpu"
-    # A fork needs no second import of torch; CUDA does not survive one.
-    context: Any = multiprocessing.get_context("fork" if on_cpu else "spawn")
-    if on_cpu:
-        give_back_freed_memory()  # here, since the child's peak begins with what it is born with
-    ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(case, rows, theirs))
-    child.start()
-    theirs.close()
-    try:
-        answer: tuple[bool, int | None] | str = ours.recv()
-    except EOFError:
-        answer = (False, None)
-    child.join()
-    if child.exitcode is not None and child.exitcode > 0:  # a signal's is negative: that is memory
-        answer = "its process ended with the error above"
-    if isinstance(answer, str):
-        raise InputError("cliff", f"a batch of {rows} rows failed for another reason than memory: {answer}")
-    return Try(rows, *answer)
+class _Child:
+    """A process that tries batches: a new one for each on a CPU, one for all on CUDA."""
+
+    def __init__(self, case: CliffCase) -> None:
+        self.case = case
+        self.on_cpu = case.device.partition(":")[0] == "cpu"
+        self._running: tuple[Any, Connection] | None = None
+
+    def __enter__(self) -> _Child:
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is not None and self._running is not None:
+            self._running[0].kill()  # nobody waits for what it is trying
+        self._end()
+
+    def tried(self, rows: int) -> Try:
+        """Run a batch of so many rows. Raises InputError where it fails for another reason than memory."""
+        process, pipe = self._running or self._begun()
+        answer: tuple[bool, int | None, int | None] | str
+        try:
+            pipe.send(rows)
+            answer = pipe.recv()
+        except (EOFError, BrokenPipeError):
+            process.join()
+            # A signal's code is negative: that is memory.
+            answer = "its process ended with the error above" if process.exitcode > 0 else (False, None, None)
+            self._running = None
+        if self.on_cpu:
+            self._end()
+        if isinstance(answer, str):
+            raise InputError("cliff", f"a batch of {rows} rows failed for another reason than memory: {answer}")
+        return Try(rows, *answer)
+
+    def _begun(self) -> tuple[Any, Connection]:
+        # A fork needs no second import of torch; CUDA does not survive one.
+        context: Any = multiprocessing.get_context("fork" if self.on_cpu else "spawn")
+        if self.on_cpu:
+            give_back_freed_memory()  # here, since the child's peak begins with what it is born with
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(self.case, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        self._running = (process, ours)
+        return self._running
+
+    def _end(self) -> None:
+        if self._running is not None:
+            process, pipe = self._running
+            self._running = None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.send(None)
+            process.join()
 
 
-def _child(case: CliffCase, rows: int, pipe: Connection) -> None:
-    try:
-        with torch.inference_mode():
-            pipe.send((True, _run(case, rows)))
-    except (torch.OutOfMemoryError, MemoryError):
-        pipe.send((False, None))
-    except RuntimeError as error:
-        pipe.send((False, None) if out_of_memory(error) else " ".join(str(error).split())[:300])
-
-
-def _run(case: CliffCase, rows: int) -> int | None:
-    """The whole of a batch within the limit; its peak bytes."""
-    device, length = open_device(case.device), case.prompt + case.output
+def _serve(case: CliffCase, pipe: Connection) -> None:
+    """What a child does: tries batches of the rows it is told, until nobody tells."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to answer
+    device = open_device(case.device)
     before = _limited(case, device)
-    model = transformer(case.model, device, case.dtype, max_positions=length)
+    model: Transformer | None = None
+    while True:
+        rows = pipe.recv()
+        if rows is None:
+            return
+        try:
+            with torch.inference_mode():
+                if model is None:
+                    model = transformer(case.model, device, case.dtype, max_positions=case.prompt + case.output)
+                answer: Any = (True, *_run(case, model, rows, before))
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            answer = (False, None, None) if out_of_memory(error) else " ".join(str(error).split())[:300]
+        except MemoryError:
+            answer = (False, None, None)
+        if device.type == "cuda":
+            gc.collect()  # the error's frames have held the batch
+            torch.cuda.empty_cache()
+        pipe.send(answer)
+
+
+def _run(case: CliffCase, model: Transformer, rows: int, before: int) -> tuple[int, int | None]:
+    """The whole of a batch within the limit; its peak bytes, and those that the allocator of a GPU reserved."""
+    device, length = model.device, case.prompt + case.output
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     cache = KVCache(model, rows, length)
     tokens = torch.zeros((rows, case.prompt), dtype=torch.int64, device=device)
     if POLICIES[case.policy].rectangle:
@@ -229,9 +296,9 @@ def _run(case: CliffCase, rows: int) -> int | None:
         del tokens
         ragged.step([grid.Span(row, length - 1, 1) for row in range(rows)], following)
     if device.type == "cpu":
-        return status_bytes("VmPeak") - before
+        return status_bytes("VmPeak") - before, None
     torch.cuda.synchronize(device)
-    return int(torch.cuda.max_memory_allocated(device))
+    return int(torch.cuda.max_memory_allocated(device)), int(torch.cuda.max_memory_reserved(device))
 
 
 def _limited(case: CliffCase, device: torch.device) -> int:
