@@ -18,7 +18,7 @@ from servecast.specs import catalogue
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
 
-from servecast.device import calibrate, grid, machine, quality, steps  # noqa: E402
+from servecast.device import calibrate, grid, machine, quality, steps, timing  # noqa: E402
 from servecast.device.model import transformer  # noqa: E402
 from servecast.device.timing import Timing  # noqa: E402
 
@@ -568,9 +568,55 @@ def test_noise_is_the_device_against_itself():
     assert quality.noise(rounds.iloc[[0, 4]])["median"] is None
 
 
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-80gb"),
+        ("A100-PCIE-40GB", "a100-40gb"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA L40", None),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", None),
+        ("NVIDIA GB200", None),
+    ],
+)
+def test_a_gpu_is_the_one_of_its_whole_name_or_asked_for(monkeypatch, name, entry):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    if entry is None:
+        with pytest.raises(InputError, match="is not in the catalogue: say which entry it is with --as"):
+            machine.spec_of(torch.device("cuda"), None)
+    else:
+        assert machine.spec_of(torch.device("cuda"), None).name == entry
+
+
+@pytest.mark.parametrize("version", ["2.6.0+cu124", "2.10.1", "1.13"])
+def test_a_torch_that_is_too_old_is_refused_in_one_line(monkeypatch, version):
+    monkeypatch.setattr(torch, "__version__", version)
+    with pytest.raises(InputError, match=r"^torch: .* is older than 2.11.*: pip install 'torch>=2.11'$"):
+        timing.open_device("cpu")
+
+
+def test_the_extra_asks_for_the_lowest_torch_that_is_taken():
+    import re
+    from pathlib import Path
+
+    text = (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+    assert re.search(r'device = \["torch>=([\d.]+)"\]', text)[1] == ".".join(map(str, timing.LOWEST_TORCH))
+
+
 def test_gpus_are_found_in_the_catalogue_by_their_own_names():
     entries = {spec.name for spec in catalogue.devices()}
-    assert {entry for _, entry in machine._GPU_NAMES} <= entries
+    assert set(machine._GPU_NAMES) <= entries
     assert machine.spec_of(torch.device("cpu"), None).name == "cpu"
     assert machine.memory_bytes(torch.device("cpu"), catalogue.device("cpu")) > 1e8
     assert machine.conditions(torch.device("cpu")) == {}

@@ -12,6 +12,7 @@ from servecast.cli.calibrate import calibrate
 from servecast.cli.cliff import cliff
 from servecast.cli.compare import compare
 from servecast.cli.diff import diff
+from servecast.cli.doctor import doctor
 from servecast.cli.explain import explain
 from servecast.cli.fit import fit
 from servecast.cli.list import list_, schema
@@ -45,7 +46,7 @@ Examples:
     servecast explain --model llama-3.1-8b --device a100-80gb --length 8192
 """,
 )
-for command in (run, plan, diff, compare, explain, trace, list_, schema, fit, calibrate, validate, cliff):
+for command in (run, plan, diff, compare, explain, trace, list_, schema, fit, calibrate, validate, cliff, doctor):
     app.command(command.__name__.rstrip("_"))(command)
 
 

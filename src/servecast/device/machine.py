@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 import subprocess
 from functools import partial
@@ -18,23 +19,22 @@ if TYPE_CHECKING:
     from servecast.specs.device import DeviceSpec
     from servecast.specs.model import ModelSpec
 
-#: Parts of a GPU's own name, by the device of the catalogue; the first that is found counts.
-_GPU_NAMES = (
-    ("A100-SXM4-40GB", "a100-40gb"),
-    ("A100-PCIE-40GB", "a100-40gb"),
-    ("A100", "a100-80gb"),
-    ("H100 NVL", "h100-nvl"),
-    ("H100 PCIe", "h100-pcie"),
-    ("H100", "h100-sxm"),
-    ("H200", "h200"),
-    ("B200", "b200"),
-    ("L40S", "l40s"),
-    ("L4", "l4"),
-    ("A10G", "a10g"),
-    ("RTX 3090", "rtx3090"),
-    ("RTX 4090", "rtx4090"),
-    ("RTX PRO 6000", "rtx-pro-6000"),
-)
+#: A GPU's own name as a whole, by the device of the catalogue: "GH200 480GB" is no H200, "RTX 4090 D" no RTX 4090.
+_GPU_NAMES = {
+    "a100-40gb": r"A100-(SXM4|PCIE)-40GB",
+    "a100-80gb": r"A100-SXM4-80GB|A100 80GB PCIe|A100-PCIE-80GB",
+    "h100-nvl": r"H100 NVL",
+    "h100-pcie": r"H100 PCIe",
+    "h100-sxm": r"H100 80GB HBM3|H100 SXM5?",
+    "h200": r"H200",
+    "b200": r"B200",
+    "l40s": r"L40S",
+    "l4": r"L4",
+    "a10g": r"A10G",
+    "rtx3090": r"GeForce RTX 3090",
+    "rtx4090": r"GeForce RTX 4090",
+    "rtx-pro-6000": r"RTX PRO 6000 Blackwell Workstation Edition",
+}
 
 _QUERIED = "name,driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu"
 
@@ -51,8 +51,8 @@ def spec_of(device: torch.device, named: str | None) -> DeviceSpec:
     if device.type == "cpu":
         return catalogue.device("cpu")
     name = torch.cuda.get_device_name(device)
-    for part, entry in _GPU_NAMES:
-        if part in name:
+    for entry, pattern in _GPU_NAMES.items():
+        if re.fullmatch(f"(NVIDIA )?({pattern})", name):
             return catalogue.device(entry)
     known = ", ".join(spec.name for spec in catalogue.devices())
     raise InputError(

@@ -12,6 +12,7 @@ two alternating values the median absolute deviation is 0, and a median looks kn
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
     #: The present moment of a device's own clock [s].
     Clock = Callable[[], float]
+
+
+LOWEST_TORCH = (2, 11)  # run on: its CUDA build on stub libraries; 2.13 beside it. pyproject.toml says the same
 
 
 class Timing(NamedTuple):
@@ -48,6 +52,7 @@ def open_device(name: str) -> torch.device:
 
     Raises InputError where there is no such device.
     """
+    _refuse_old_torch()
     kind, colon, number = name.partition(":")
     if kind not in {"cpu", "cuda"} or (colon and not number.isdecimal()):
         raise InputError("--device", f"{name!r} is no device: use cpu, cuda or cuda:N")
@@ -64,6 +69,14 @@ def open_device(name: str) -> torch.device:
         there = f"this machine has cuda:0 to {torch.cuda.device_count() - 1}"
         raise InputError("--device", f"{name!r} is not there: {there}")
     return torch.device("cuda", index)
+
+
+def _refuse_old_torch() -> None:
+    release = [int(part) for part in re.findall(r"\d+", torch.__version__)[:2]]
+    if release < list(LOWEST_TORCH):
+        lowest = ".".join(map(str, LOWEST_TORCH))
+        problem = f"{torch.__version__} is older than {lowest}, from which its attention is what is called here"
+        raise InputError("torch", f"{problem}: pip install 'torch>={lowest}'")
 
 
 def clock(device: torch.device) -> Clock:
