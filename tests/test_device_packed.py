@@ -17,11 +17,13 @@ from specs import remade
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
 
+from servecast.device import calibrate, grid  # noqa: E402
 from servecast.device.attention import TILE, Rows, flash, reference  # noqa: E402
 from servecast.device.cache import KVCache  # noqa: E402
-from servecast.device.grid import Span  # noqa: E402
+from servecast.device.grid import Limits, Span  # noqa: E402
 from servecast.device.model import transformer  # noqa: E402
 from servecast.device.ragged import GRAPH_ROWS, GRAPH_TOKENS, Layout, Ragged  # noqa: E402
+from servecast.errors import InputError  # noqa: E402
 from servecast.specs import catalogue  # noqa: E402
 
 SPEC = dataclasses.replace(catalogue.model("tiny"), dtype="fp32")
@@ -186,3 +188,46 @@ def test_the_triton_kernels_compute_what_the_torch_forms_do(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # read when Triton is imported: in a process of its own
     done = subprocess.run([sys.executable, "-c", _AGAINST_TORCH], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+# --- long rows in the memory of many ------------------------------------------------------------------------------------
+
+
+def test_a_stretched_cache_is_the_same_memory_in_longer_rows(model):
+    cache = KVCache(model, 8, 32, spare=True)
+    long = cache.stretched(4)
+    assert (long.slots, long.max_length) == (2, 128)
+    tokens = torch.arange(100) % SPEC.vocab
+    whole = Ragged(model, long).logits([Span(1, 0, 100)], tokens)
+    apart = Ragged(model, KVCache(model, 1, 128)).logits([Span(0, 0, 100)], tokens)
+    torch.testing.assert_close(whole, apart)
+    assert long.keys[0].data_ptr() == cache.keys[0].data_ptr()
+
+
+def test_long_rows_are_measured_where_the_memory_of_the_others_holds_them():
+    limits = Limits(16, 64, 96, stretch=4)
+    usual, points = grid.points(Limits(16, 64, 96)), grid.points(limits)
+    longer = [point for point in points if point.shape.max_context > limits.length]
+    assert {point.part for point in longer} == {"grid"}
+    assert max(point.shape.max_context for point in longer) == limits.longest
+    assert all(len(point.rows) <= 4 for point in longer)
+    assert {len(point.rows) for point in longer if point.shape.decode_rows} >= {1, 4}
+    assert len(points) >= len(usual)
+
+
+def test_a_budget_below_the_first_step_says_so(tmp_path):
+    request = calibrate.Request(SPEC, "cpu", tmp_path / "x.yaml", limits=Limits(4, 64, 96))
+    with pytest.raises(InputError, match=r"--budget-s: .* measured 0 of the grid's steps, a fit takes 24"):
+        calibrate._finished(
+            request,
+            catalogue.device("cpu"),
+            "fp32",
+            _Nothing(),
+            {"identity": {"limits": dataclasses.asdict(request.limits)}},
+            False,
+        )
+
+
+class _Nothing:
+    def rows(self, points):
+        return []

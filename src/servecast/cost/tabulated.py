@@ -79,7 +79,8 @@ class TabulatedCost(Measured):
             value = getattr(self, name)
             if not 0 <= value < np.inf:
                 raise InputError(f"{self.name}.{name}", f"{value} must be a finite number of at least 0: fit again")
-        if not self.tokens.at(1) > 0:
+        # A fit of whole steps tells the sum of the two: either may have all of it.
+        if not self.tokens.at(1) + self.sampled.at(1) + self.step_s > 0:
             raise InputError(f"{self.name}.tokens", "step time must be > 0: a token takes no time, fit again")
 
     def seconds(self, shape: StepShape) -> Scalars:

@@ -6,6 +6,7 @@ graph writes.
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,6 +52,19 @@ class KVCache:
 
         self.keys = [random() for _ in model.layers]
         self.values = [random() for _ in model.layers]
+
+    def stretched(self, times: int) -> KVCache:
+        """The same memory as a ``times`` smaller number of rows, each that many times as long; without a spare."""
+        if times == 1:
+            return self
+        other = copy.copy(self)
+        other.slots, other.max_length = self.slots // times, self.max_length * times
+        shape = (-1, *self.keys[0].shape[2:])
+        used = other.slots * other.max_length
+        for name in ("keys", "values"):
+            held = [tensor.view(shape)[:used].unflatten(0, (other.slots, -1)) for tensor in getattr(self, name)]
+            setattr(other, name, held)
+        return other
 
     def layer(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a layer as (places, kv_heads, head_dim): place = slot x max_length + position."""

@@ -136,9 +136,13 @@ def calibrate(request: Request, progress: Callable[[Progress], None] = lambda pr
                 facts["memory"] = _memory(model, steps, limits, request.model)
                 files.note(facts)
             complete = _measure(request, limits, steps, files, deadline, progress)
-            facts["padded_over_ragged"] = _padded_over_ragged(model, steps, limits, deadline) if complete else None
-        facts["conditions_after"] = machine.conditions(device)
-        return _finished(request, spec, dtype, files, facts, complete)
+            facts["conditions_after"] = machine.conditions(device)
+            facts["padded_over_ragged"] = None
+            found = _finished(request, spec, dtype, files, facts, complete)
+            if complete:  # after the profile is there
+                facts["padded_over_ragged"] = _padded_over_ragged(model, steps, limits, deadline)
+                files.note(facts)
+        return found
 
 
 def _check(request: Request, device: torch.device, dtype: str) -> None:
@@ -172,7 +176,9 @@ def _fitting_limits(request: Request, device: torch.device, dtype: str) -> Limit
             longest //= 2
         else:
             rows //= 2
-    return grid.Limits(rows, longest, tokens)
+    most = model.max_position or longest
+    stretch = 4 if device.type == "cuda" and 4 * longest <= most and rows >= 4 else 1
+    return grid.Limits(rows, longest, tokens, stretch)
 
 
 def _built(
@@ -188,7 +194,7 @@ def _built(
 
     try:
         return transformer(
-            request.model, device, dtype, max_positions=limits.length, layers=request.layers, seed=request.seed,
+            request.model, device, dtype, max_positions=limits.longest, layers=request.layers, seed=request.seed,
             made=in_time,
         )  # fmt: skip
     except RuntimeError as error:
@@ -221,7 +227,7 @@ def _layers_scaled(
         return None
     try:
         machine.require_room(request.model, dtype, device, "--model")
-        whole = transformer(request.model, device, dtype, max_positions=limits.length, seed=request.seed)
+        whole = transformer(request.model, device, dtype, max_positions=limits.longest, seed=request.seed)
         full = Steps(whole, limits, graphs=request.graphs, seed=request.seed)
     except InputError:
         return None  # the reason to cut it
@@ -294,6 +300,7 @@ def _memory(model: Transformer, steps: Steps, limits: Limits, spec: ModelSpec) -
         "activations_per_row": found.row,
     }
     if model.device.type == "cuda":
+        torch.cuda.empty_cache()  # what is only kept for later is nobody's overhead
         free, total = torch.cuda.mem_get_info(model.device)
         reserved = torch.cuda.memory_reserved(model.device)
         facts["allocator_overhead"] = float(reserved - torch.cuda.memory_allocated(model.device))
@@ -343,7 +350,7 @@ def _finished(
 
     limits = grid.Limits(**facts["identity"]["limits"])
     raw = pd.DataFrame(files.rows(grid.points(limits, seed=request.seed)), columns=list(COLUMNS))
-    steps = by_step(raw)
+    steps = by_step(raw) if len(raw) else raw
     seen = steps[steps["part"] == "grid"]
     if len(seen) < FEWEST or not {"decode", "prefill"} <= set(step_kind(shapes(seen))):
         raise InputError(
@@ -424,7 +431,7 @@ def _fit_grid(
             seed=request.seed,
             rows_each=1,
         ),
-        tables=Tables(**found.tables(limits.rows, limits.length, limits.tokens, limits.length)),
+        tables=Tables(**found.tables(limits.rows, limits.longest, limits.tokens, limits.longest)),
     )
 
 

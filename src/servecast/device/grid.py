@@ -36,11 +36,20 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The largest step: ``rows`` at once, ``length`` tokens of the longest row, ``tokens`` computed."""
+    """The largest step: ``rows`` at once, ``length`` tokens of the longest row, ``tokens`` computed.
+
+    ``stretch``: the memory of so many rows holds one that many times as long, and such rows are measured too.
+    """
 
     rows: int
     length: int
     tokens: int
+    stretch: int = 1
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row of all."""
+        return self.length * self.stretch
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,7 @@ class Point:
 def points(limits: Limits, held_out: int = 40, seed: int = 0) -> list[Point]:
     """Points to measure, in the order to measure them: each shape once."""
     draw = np.random.default_rng(seed)
-    every = dict.fromkeys([*_grid(limits), *_random(limits, RANDOM, draw, "grid")])
+    every = dict.fromkeys([*_grid(limits), *_long(limits), *_random(limits, RANDOM, draw, "grid")])
     grid = [point for point in every if len(point.rows) <= limits.rows]
     extremes = [point for point in grid if _extreme(point, grid)]
     rest = [point for point in grid if point not in extremes]
@@ -130,6 +139,18 @@ def _grid(limits: Limits) -> Iterator[Point]:
     for cached in _spaced(limits.length // 8, limits.length * 3 // 4, 3):
         for new in _spaced(8, min(limits.length // 4, limits.length - cached, limits.tokens), 3):
             yield Point(((cached, new),))
+
+
+def _long(limits: Limits) -> Iterator[Point]:
+    """Rows longer than most: decoding, and a chunk of a prompt behind what is cached."""
+    most = limits.rows // limits.stretch
+    if limits.stretch == 1 or not most:
+        return
+    for rows in _spaced(1, most, 4):
+        for context in _spaced(limits.length, limits.longest - 1, 3)[1:]:
+            yield Point(((context, 1),) * rows)
+    for new in _spaced(64, min(limits.length, limits.tokens), 3):
+        yield Point(((limits.longest - new, new),))
 
 
 def _random(limits: Limits, count: int, draw: np.random.Generator, part: Part) -> Iterator[Point]:

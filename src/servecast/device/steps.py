@@ -2,7 +2,8 @@
 
 Back to back a step finds its own keys, its weights and the branches it took in the caches. Among others it does not: on
 a CPU the decode steps of executed runs took 4 to 8 % longer than the same shapes repeated back to back. So before each
-timed repeat a small step on other rows runs, untimed.
+timed repeat a small step on other rows runs, untimed. A GPU whose cache holds a small part of the weights needs none:
+a step has overwritten what it found by its own end.
 """
 
 from __future__ import annotations
@@ -50,15 +51,20 @@ class Steps:
         self.model = model
         self.cache = allocated(model, slots or limits.rows, length or limits.length)
         self.ragged = Ragged(model, self.cache, graphs=graphs)
+        self._length = self.cache.max_length
+        # Eager: a graph of longer rows would be another one for each size, and long steps hide their launches.
+        self._long = Ragged(model, self.cache.stretched(limits.stretch), graphs=False)
         # Without layers nothing attends: what is left is the embedding, the head and sampling.
         self.headless = Ragged(replace(model, layers=()), self.cache, graphs=False)
         self.scale = (layers or len(model.layers)) / len(model.layers)
         self.now = clock(model.device)
         self.warm_up = 1 if model.dtype == torch.float32 else 2
         self._draw = torch.Generator(device="cpu").manual_seed(seed)
-        before = grid.interlude(limits, self.cache.slots)
-        tokens = self._tokens(len(before))
-        self.between: Callable[[], object] = lambda: self.ragged.step(before, tokens)
+        self.between: Callable[[], object] = lambda: None
+        if not _leaves_the_caches(model):
+            before = grid.interlude(limits, self.cache.slots)
+            tokens = self._tokens(len(before))
+            self.between = lambda: self.ragged.step(before, tokens)
 
     def step(self, ragged: Ragged, point: Point) -> Callable[[], object]:
         """The step of a point, ready to run."""
@@ -68,7 +74,8 @@ class Steps:
 
     def time(self, point: Point, deadline: float = math.inf, **precision: Any) -> Timing:
         """How long a step takes, layers that were cut off included. ``precision``: as `measure` takes it."""
-        taken = self.timed(self.step(self.ragged, point), deadline, **precision)
+        ragged = self.ragged if point.shape.max_context <= self._length else self._long
+        taken = self.timed(self.step(ragged, point), deadline, **precision)
         if self.scale == 1:
             return taken
         fixed = self.timed(self.step(self.headless, point), deadline, **precision).seconds
@@ -85,6 +92,13 @@ class Steps:
 
     def _tokens(self, count: int) -> torch.Tensor:
         return torch.randint(self.model.spec.vocab, (count,), generator=self._draw).to(self.model.device)
+
+
+def _leaves_the_caches(model: Transformer) -> bool:
+    """Whether a step reads so many weights that nothing of the last one is left in the device's caches."""
+    if model.device.type == "cpu":
+        return False
+    return bool(model.weight_bytes() > 4 * torch.cuda.get_device_properties(model.device).L2_cache_size)
 
 
 class References:
