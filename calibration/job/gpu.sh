@@ -24,7 +24,7 @@ if [[ -n ${WHEELS:-} ]]; then
 fi
 
 name=${NAME:-$(tr -c 'a-z0-9.\n' '-' <<<"${DEVICE%%:*}-$MODEL")}
-limits=() prompt=512 output=256 requests=60 rows=8 length=2048 memory=8
+limits=() prompt=512 output=256 requests=60 rows=8 length=2048 memory=
 if [[ $DEVICE == cuda* ]]; then
   if command -v nvidia-smi >/dev/null; then
     name=${NAME:-$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1 | tr 'A-Z ' 'a-z-')-$MODEL}
@@ -75,7 +75,7 @@ stage() {
   case $1 in
     doctor) run "$DOCTOR_S" doctor --device "$DEVICE" "${as[@]}" ;;
     cliff) run "$CLIFF_S" cliff --model "$MODEL" --device "$DEVICE" --dtype "$DTYPE" --prompt "$prompt" \
-      --output "$output" --memory-gb "$memory" ;;
+      --output "$output" ${memory:+--memory-gb "$memory"} ;;
     calibrate) run "$((CALIBRATE_S + 40))" calibrate --model "$MODEL" --device "$DEVICE" --dtype "$DTYPE" \
       --budget-s "$CALIBRATE_S" "${limits[@]}" -o "$work/$name.yaml" ;;
     continuous | static | padded)
