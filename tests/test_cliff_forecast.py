@@ -97,7 +97,9 @@ def test_what_is_forecast_is_what_is_told(activations, monkeypatch):
     standing = weights(20, 4) + 2 * 400 * WIDTH * 4
     asked = load(20, limit_bytes=standing + 9 * row + row // 2)
     held = standing + 8 * row
-    monkeypatch.setattr(cliff, "tried", lambda load, rows: cliff.Try(rows, rows <= 8, 2 * held if rows <= 8 else None))
+    monkeypatch.setattr(
+        cliff._Child, "tried", lambda child, rows: cliff.Try(rows, rows <= 8, 2 * held if rows <= 8 else None)
+    )
     found = cliff.cliff(asked)
     assert (found.predicted_rows, found.found_rows) == (9, 8)
     assert (found.predicted_bytes, found.bytes_at_found) == (standing + 9 * row, held)

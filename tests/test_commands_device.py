@@ -69,7 +69,18 @@ def test_validate_says_whether_the_gates_were_met(folder, capsys):
 
 @pytest.mark.parametrize("policy", ["static", "padded"])
 def test_cliff_prints_forecast_and_found(folder, capsys, policy):
-    load = ("--model", str(folder / "small.json"), "--prompt", "200", "--output", "56", "--memory-gb", "0.01")
+    load = (
+        "--model",
+        str(folder / "small.json"),
+        "--prompt",
+        "200",
+        "--output",
+        "56",
+        "--memory-gb",
+        "0.01",
+        "--dtype",
+        "fp32",
+    )
     assert command("cliff", *load, "--device", "cpu", "--policy", policy) == 0
     told = capsys.readouterr().out
     assert f"{policy}, 200 + 56 tokens in 0.01 GB on cpu" in told

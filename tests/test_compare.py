@@ -550,7 +550,7 @@ def test_a_server_that_cannot_answer_what_was_answered(tmp_path):
         command.compared(toy, run, overrides={"engine.max_model_len": 1000})
     with pytest.raises(InputError, match=r"refused .*answer too long"):
         command.compared(toy, run, overrides={"engine.max_model_len": 2100})
-    with pytest.raises(InputError, match="answers are cut and lack"):
+    with pytest.raises(InputError, match="answers is cut and lacks 37 tokens"):
         command.compared(toy, run, overrides={"engine.max_model_len": 2100, "engine.on_too_long": "cut"})
 
 

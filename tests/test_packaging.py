@@ -48,7 +48,7 @@ def test_a_wheel_asks_for_no_torch(wheel):
     needed = [line for line in wheel.read(metadata).decode().splitlines() if line.startswith("Requires-Dist:")]
     assert any("simpy" in line for line in needed)
     torch = [line for line in needed if "torch" in line]
-    assert "Requires-Dist: torch>=2.6; extra == 'device'" in torch
+    assert "Requires-Dist: torch>=2.11; extra == 'device'" in torch
     assert all("extra ==" in line for line in torch)
 
 

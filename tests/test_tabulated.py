@@ -197,7 +197,7 @@ class TestTabulatedCost:
 
     def test_no_tokens_for_nothing(self, cost):
         with pytest.raises(InputError, match="takes no time"):
-            TabulatedCost(curve([(1, 0.0)]), cost.sampled, cost.decode, cost.prefill, "tokens", cost.mixed)
+            TabulatedCost(curve([(1, 0.0)]), curve([(1, 0.0)]), cost.decode, cost.prefill, "tokens", cost.mixed)
 
     def test_memory_is_bounded(self, cost, monkeypatch):
         monkeypatch.setattr("servecast.cost.model._REMEMBERED", 4)

@@ -26,7 +26,7 @@ from servecast.specs import hf_config  # noqa: E402
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 4096,
+    "num_key_value_heads": 4, "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 4096,
     "torch_dtype": "float32",
 }  # fmt: skip
 
@@ -322,8 +322,8 @@ def test_a_profile_of_another_device_or_dtype_is_one_line(folder):
     runs._require_same(facts, served, "cpu")
     with pytest.raises(InputError, match=r"--device: 'cuda:0', but the profile was measured on cpu"):
         runs._require_same(facts, served, "cuda:0")
-    with pytest.raises(InputError, match="was measured in bf16, the model is in fp32"):
-        runs._require_same(facts | {"dtype": "bf16"}, served, "cpu")
+    with pytest.raises(InputError, match="was measured in fp32, the model is in bf16"):
+        runs._require_same(facts | {"dtype": "fp32"}, served, "cpu")
     with pytest.raises(InputError, match="was measured with tiny, not two-layers"):
         runs._require_same(facts | {"model": "tiny"}, served, "cpu")
 
