@@ -10,7 +10,8 @@ one from the other. Attention is straight: k and q are one number each.
 Everything enters linearly, so the fit is one non-negative least squares on relative errors, in which steps that lie far
 off count less (Huber's weights, iterated). A knot is given by the steps near it, and a little by its neighbours.
 What the steps do not hold apart from f and g (no cached token in any step, say, or as many for each row) is pinned to
-physics: of k and q, the one that the other terms can take over.
+physics: of k and q, the one that the other terms can take over, that is next to nothing in every step, or whose
+interval says little. Neither goes below what the device's peaks allow.
 Left out: what a cached prefix costs beyond its query-key pairs, and uneven rows (they are priced by their sums).
 """
 
@@ -39,6 +40,12 @@ _STRAIGHT: Final = 0.05
 
 _APART: Final = 0.02
 """Share of a term of attention that f, g and the other term must leave of it, or the steps do not tell it."""
+
+_LEAST_SHARE: Final = 0.002
+"""Share of a step (root mean square) that this rest of a term makes by bytes and FLOPs, or bends of f stand for it."""
+
+_KNOWN: Final = 0.25
+"""A coefficient is known if the half of its 90 % interval is at most this share of it."""
 
 _PIN_RANGE: Final = 0.3
 """Half of the interval of what is pinned, as a share of it: efficiencies that kernels reach."""
@@ -82,26 +89,21 @@ def fit(
     seed: int = 0,
     replicates: int = _REPLICATES,
     physics: tuple[float, float] = (0.0, 0.0),
+    peaks: tuple[float, float] = (0.0, 0.0),
 ) -> WholeSteps:
     """Fit measured steps: ``shape`` of arrays (n,), ``seconds`` (n,) [s]; so many bootstrap replicates.
 
     physics : k and q by bytes and FLOPs, for what the steps do not tell
+    peaks : k and q at the peaks of the device: neither is less
     """
     design, knots = _design(shape, seconds)
-    untold = _untold(design)
-    pins = np.where(untold, physics, 0.0)
-    # What is pinned is taken off the steps, and its column with it.
-    taken = 1 - design[:, -2:] @ pins
-    design[:, -2:] *= ~untold
-    solved = _solve(design, knots, np.arange(len(seconds)), target=taken)
-    draw = np.random.default_rng(seed)
-    several = [
-        _solve(design, knots, draw.integers(0, len(seconds), len(seconds)), passes=1, target=taken)[-2:]
-        for _ in range(replicates)
-    ]
-    low, high = np.quantile(several, (0.05, 0.95), axis=0)
-    solved[-2:] = np.where(untold, pins, solved[-2:])
-    low, high = np.where(untold, pins * (1 - _PIN_RANGE), low), np.where(untold, pins * (1 + _PIN_RANGE), high)
+    untold = _untold(design, np.array(physics))
+    while True:
+        solved, low, high = _bounded(design, knots, np.where(untold, physics, peaks), untold, seed, replicates)
+        vague = ~untold & (high - low > 2 * _KNOWN * solved[-2:])
+        if not vague.any():
+            break
+        untold[1 if vague[1] else 0] = True  # pairs first, as in `_untold`
     f, g = len(knots[0]), len(knots[1])
     # The steps tell only the sum of f and g; what every step takes counts as f's.
     shared = solved[f : f + g].min()
@@ -117,6 +119,33 @@ def fit(
     return WholeSteps(*curves, context_s, pair_s, pinned)
 
 
+def _bounded(
+    design: Floats,
+    knots: tuple[list[float], list[float]],
+    base: Floats,
+    pinned: npt.NDArray[np.bool_],
+    seed: int,
+    replicates: int,
+) -> tuple[Floats, Floats, Floats]:
+    """Unknowns with k and q at ``base`` (2,) where they are pinned and no less elsewhere; low and high of these two."""
+    # What is sure is taken off the steps; of what is pinned its column with it.
+    taken = 1 - design[:, -2:] @ base
+    left = design.copy()
+    left[:, -2:] *= ~pinned
+    solved = _solve(left, knots, np.arange(len(design)), target=taken)
+    draw = np.random.default_rng(seed)
+    several = [
+        _solve(left, knots, draw.integers(0, len(design), len(design)), passes=1, target=taken)[-2:]
+        for _ in range(replicates)
+    ]
+    solved[-2:] = np.where(pinned, base, base + solved[-2:])
+    low, high = (
+        np.where(pinned, base * (1 + sign * _PIN_RANGE), base + end)
+        for sign, end in zip((-1, 1), np.quantile(several, (0.05, 0.95), axis=0), strict=True)
+    )
+    return solved, low, high
+
+
 def unseen(shape: StepShape, seconds: Floats, folds: int = 10, seed: int = 0) -> Floats:
     """What each step is predicted to take by a fit to the steps of the other folds (n,) [s]."""
     design, knots = _design(shape, seconds)
@@ -128,7 +157,7 @@ def unseen(shape: StepShape, seconds: Floats, folds: int = 10, seed: int = 0) ->
     return predicted * seconds
 
 
-def _untold(design: Floats) -> npt.NDArray[np.bool_]:
+def _untold(design: Floats, physics: Floats) -> npt.NDArray[np.bool_]:
     """Whether the steps do not tell k and q (2,): what the other columns leave of each of theirs is next to nothing."""
     untold = np.zeros(2, dtype=bool)
     first = design.shape[1] - 2
@@ -136,8 +165,9 @@ def _untold(design: Floats) -> npt.NDArray[np.bool_]:
         others = np.delete(design, [first + i, *(first + np.flatnonzero(untold))], axis=1)
         size = np.linalg.norm(others, axis=0)
         term, others = design[:, first + i], others[:, size > 0] / size[size > 0]
-        own = term - others @ np.linalg.lstsq(others, term, rcond=1e-9)[0]
-        untold[i] = np.linalg.norm(own) <= _APART * np.linalg.norm(term)
+        own = np.linalg.norm(term - others @ np.linalg.lstsq(others, term, rcond=1e-9)[0])
+        share = physics[i] * own / np.sqrt(len(term))
+        untold[i] = own <= _APART * np.linalg.norm(term) or 0 < share < _LEAST_SHARE
     return untold
 
 

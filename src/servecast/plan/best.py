@@ -234,8 +234,7 @@ def with_extrapolation(option: Option, configuration: Configuration, loads: Sequ
 def _doubts(best: Option, configuration: Configuration) -> Iterator[str]:
     """Why the interval does not support the plan."""
     if not best.calibrated:
-        left_out = "" if configuration.search.draws else " (no interval holds that: search.draws is 0)"
-        yield f"step times come from a datasheet: {known_error(None).words}{left_out}"
+        yield f"step times come from a datasheet: {known_error(None).words}"
     if best.extrapolated is not None and best.extrapolated > EXTRAPOLATED_MOST:
         yield (
             f"{percent(best.extrapolated, 0)} of the busy time is priced beyond what the profile was measured on, and "

@@ -81,9 +81,9 @@ class Draw(NamedTuple):
 def draws(profile: ProfileFile | None, cost: CostModel, count: int, busy: Mapping[str, float]) -> list[Draw]:
     """``count`` cost models that a profile's covariance, its residuals and what is known of its kind allow.
 
-    Where nothing but the scale of step times is drawn, its two ends (none for a count of 0).
+    Where nothing but the scale of step times is drawn, its two ends (none for a count of 0, but for a datasheet).
 
-    profile : None for a datasheet
+    profile : None for a datasheet: its known error is all that tells how sure it is
     busy : share of a run's seconds in each kind of step (`Regime`), which weighs their residuals
     """
     rng, known = np.random.default_rng(90), known_error(profile)
@@ -92,7 +92,7 @@ def draws(profile: ProfileFile | None, cost: CostModel, count: int, busy: Mappin
         ranks = ((rng.permutation(count) + 0.5) / count).tolist()
         costs = _coefficients(profile, cost, count, rng)
     else:
-        ranks = [TAIL, 1 - TAIL] if count else []
+        ranks = [TAIL, 1 - TAIL] if count or profile is None else []
         costs = [cost] * len(ranks)
     if isinstance(profile, Profile):
         own = [_residual(profile, busy, rank) for rank in ranks]

@@ -119,7 +119,7 @@ class Search(Section):
     )
     most_seeds: Annotated[int, Field(ge=1, le=64)] = Field(12, description="but no more seeds than these")
     draws: Annotated[int, Field(ge=0, le=1000)] = Field(
-        12, description="step times drawn from the profile's errors, for the interval; 0: none"
+        12, description="step times drawn from the profile's errors, for the interval; 0: none, but for a datasheet"
     )
     most_requests: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
         20_000,
