@@ -126,6 +126,14 @@ def test_a_padded_replay_gives_the_tokens_and_the_cache_of_the_exact_step(model,
 
 
 @given(st.integers(0, 600), st.integers(0, 20), st.integers(0, 300))
+def test_what_a_kernel_reads_begins_on_16_bytes_and_overlaps_nothing(prompt_tokens, prompts, decodes):
+    layout = Layout(prompt_tokens, prompts, decodes)
+    assert [place.stop - place.start for place in layout.places] == list(layout.parts)
+    assert all(place.start * 4 % 16 == 0 for place in layout.places)
+    assert all(after.start >= before.stop for before, after in zip(layout.places, layout.places[1:], strict=False))
+
+
+@given(st.integers(0, 600), st.integers(0, 20), st.integers(0, 300))
 def test_a_captured_size_holds_the_step_and_is_the_only_one_for_it(prompt_tokens, prompts, decodes):
     prompts = min(prompts, prompt_tokens)
     layout = Layout(prompt_tokens if prompts else 0, prompts, decodes)

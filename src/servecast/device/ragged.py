@@ -8,7 +8,7 @@ from Python takes longer than a small step computes. What is short of a size is 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import accumulate, product
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -39,6 +39,9 @@ _PROMPT_ROWS = (1, 4, 16)
 _BESIDE_ROWS = (0, 8, 32, 64, 128, 256)  # decode rows beside prompts: coarser, there are two more sizes
 
 
+_ALIGNED = 4  # int32 of 16 bytes
+
+
 class Layout(NamedTuple):
     """The sizes of a step: tokens and rows that prefill, then rows that decode one token each."""
 
@@ -57,6 +60,13 @@ class Layout(NamedTuple):
         tokens, rows = self.tokens, self.prompts + self.decodes
         of_rows = [(n + 1, n + 1, n) for n in (self.prompts, self.decodes)]
         return (tokens, tokens, rows, *of_rows[0], *of_rows[1])
+
+    @property
+    def places(self) -> tuple[slice, ...]:
+        """Where each of them lies in the buffer: on 16 bytes, since Triton compiles a kernel anew for pointers that do
+        not, and would do so in the midst of a run."""
+        starts = list(accumulate((-(-length // _ALIGNED) * _ALIGNED for length in self.parts), initial=0))
+        return tuple(slice(at, at + length) for at, length in zip(starts, self.parts, strict=False))
 
     def captured(self) -> Layout | None:
         """The smallest size that graphs are captured for and that holds this one; None beyond the largest."""
@@ -228,7 +238,10 @@ def _filled(spans: Sequence[Span], size: Layout, cache: KVCache) -> npt.NDArray[
         here = len(new[rows])
         lengths[:here], slots[:here], used[:here] = new[rows], slot[rows] * cache.max_length, (cached + new)[rows]
         parts += [np.concatenate(([0], np.cumsum(lengths))), slots, used]
-    return np.concatenate(parts).astype(np.int32)
+    buffer = np.zeros(size.places[-1].stop, np.int32)
+    for where_to, part in zip(size.places, parts, strict=True):
+        buffer[where_to] = part
+    return buffer
 
 
 def _within(new: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -238,7 +251,7 @@ def _within(new: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 def _inputs(size: Layout, buffer: torch.Tensor, spans: Sequence[Span] | None, longest: int = 0) -> _Inputs:
     """The views of a buffer. Bounds are those of ``spans``; without them they hold for whatever a replay reads."""
-    positions, where, sampled, *rows = buffer.split(size.parts)
+    positions, where, sampled, *rows = (buffer[place] for place in size.places)
 
     def bounded(count: int, views: Sequence[torch.Tensor], part: slice, most_new: int) -> Rows | None:
         if not count:
