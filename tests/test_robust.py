@@ -71,6 +71,20 @@ class TestLonePoints:
         np.testing.assert_allclose(np.delete(whole, i * 5 + j), np.delete(self.GRID, i * 5 + j))
         assert count == 0 or 0.15 < whole[i, j] / self.GRID[i, j] < 2.5
 
+    @pytest.mark.parametrize("last", [16, 64, 1024])
+    @pytest.mark.parametrize("each", [0.0, 1e-7, 1e-6])
+    def test_a_short_table_with_a_bad_end_keeps_the_rest(self, last, each):
+        """Flat, rising or in proportion: an end five times too slow or too fast is no growth of its neighbours."""
+        at = 2.0 ** np.arange(np.log2(last) + 1)
+        times = np.maximum(1e-5, each * at)
+        for i, factor in ((0, 0.2), (0, 5.0), (-1, 0.2), (-1, 5.0)):
+            bad = times.copy()
+            bad[i] *= factor
+            whole, count = robust.without_lone_points(bad, [at])
+            assert count == 1
+            np.testing.assert_allclose(np.delete(whole, i), np.delete(times, i))
+            assert 0.4 < whole[i] / times[i] < 2.5
+
     def test_what_whole_stretches_share_is_no_outlier(self):
         slower = np.where(np.arange(5) >= 3, 1.9, 1.0) * self.GRID  # another kernel from some size on
         assert robust.without_lone_points(slower, self.SIZES)[1] == 0

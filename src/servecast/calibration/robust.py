@@ -141,21 +141,25 @@ def _apart(logs: Floats, place: Floats, axis: int) -> tuple[Floats, Floats]:
     x = np.broadcast_to(place, y.shape)
     near = {shift: (_moved(y, shift, -1), _moved(x, shift, -1)) for shift in (-3, -2, -1, 1, 2, 3)}
 
-    def line(left: int, right: int) -> tuple[Floats, Floats]:
+    def line(left: int, right: int, to: Floats = x) -> tuple[Floats, Floats]:
         """Through two neighbours: of times, and of their logarithms."""
         (a, at_a), (b, at_b) = near[left], near[right]
-        share = np.expm1(x - at_a) / np.expm1(at_b - at_a)
+        share = np.expm1(to - at_a) / np.expm1(at_b - at_a)
         straight = np.log(np.maximum((1 - share) * np.exp(a) + share * np.exp(b), np.exp(np.minimum(a, b) - 1)))
-        return straight, a + (b - a) * (x - at_a) / (at_b - at_a)
+        return straight, a + (b - a) * (to - at_a) / (at_b - at_a)
 
-    def outside(ends: Sequence[Floats]) -> tuple[Floats, Floats]:
+    def outside(ends: Sequence[Floats], of: Floats = y) -> tuple[Floats, Floats]:
         low, high = np.fmin.reduce(ends), np.fmax.reduce(ends)
-        nearest = np.clip(y, low, high)
-        return y - nearest, np.minimum(nearest, (low + high) / 2)
+        nearest = np.clip(of, low, high)
+        return of - nearest, np.minimum(nearest, (low + high) / 2)
 
     with np.errstate(invalid="ignore", divide="ignore"):
         beside = [line(-1, 1), line(-2, 1), line(-1, 2), _only(line(1, 2), near[-2]), _only(line(-2, -1), near[2])]
         apart, put = outside([_median(np.array([pair[straight] for pair in beside])) for straight in (0, 1)])
+        # Next to a bad edge a point still goes on as those before it do.
+        for inward in beside[3:]:
+            on, _ = outside(inward)
+            apart = np.where(np.abs(on) < np.abs(apart), on, apart)
         for sign, grown in ((1, 0.0), (-1, _GROWTH)):
             ranges = [
                 outside(
@@ -168,7 +172,11 @@ def _apart(logs: Floats, place: Floats, axis: int) -> tuple[Floats, Floats]:
                 for k in (1, 2)
             ]
             edge = np.isnan(near[-sign][0])
-            nearer = np.where(np.abs(ranges[1][0]) < np.abs(ranges[0][0]), 1, 0)
+            # Those after the next speak where the next one is itself no neighbour of theirs.
+            (a, at_a), (b, at_b) = near[sign], near[sign * 2]
+            strange, _ = outside([b, *line(sign * 2, sign * 3, at_a), b + grown * (at_a - at_b)], a)
+            sane = np.abs(strange) <= np.log(_ALONE)
+            nearer = np.where(~sane & (np.abs(ranges[1][0]) < np.abs(ranges[0][0])), 1, 0)
             apart, put = (
                 np.where(edge, np.where(nearer, ranges[1][i], ranges[0][i]), inner)
                 for i, inner in enumerate((apart, put))
