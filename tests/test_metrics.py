@@ -216,15 +216,15 @@ def test_window_counts_tokens_by_emission() -> None:
 
 
 def test_out_07_a_window_pays_for_its_own_time_and_its_own_tokens() -> None:
-    """A dollar a second: 35 ms for the four tokens of the window above, with the 10 prompt tokens that arrive in it."""
+    """A dollar a second: 55 ms for the tokens at 10, 20 ... 60 ms and the prompt of 10 tokens whose first one is there."""
     run = joined(alone(10), alone(1, arrival_s=0.06, start_s=0.10), end_s=0.11)
+    row = row_of(run, window=metrics.Window(warmup_s=0.005), usd_per_hour=3600.0)
+    assert row["usd_per_mtok_output"] == pytest.approx(0.055 / 6 * 1e6)
+    assert row["usd_per_mtok_input"] == pytest.approx(0.055 / 10 * 1e6)
+    assert row["usd_per_mtok_total"] == pytest.approx(0.055 / 16 * 1e6)
+    # (25, 60] ms: the second prompt arrives there, and is computed later.
     row = row_of(run, window=metrics.Window(warmup_s=0.025), usd_per_hour=3600.0)
     assert row["usd_per_mtok_output"] == pytest.approx(0.035 / 4 * 1e6)
-    assert row["usd_per_mtok_input"] == pytest.approx(0.035 / 10 * 1e6)
-    assert row["usd_per_mtok_total"] == pytest.approx(0.035 / 14 * 1e6)
-    # With 30 ms less at the end it is (25, 30] ms: a token, and nobody who arrives in it.
-    row = row_of(run, window=metrics.Window(warmup_s=0.025, cooldown_s=0.03), usd_per_hour=3600.0)
-    assert row["usd_per_mtok_output"] == pytest.approx(0.005 * 1e6)
     assert row["usd_per_mtok_input"] is None
     whole = row_of(run, usd_per_hour=3600.0)
     assert whole["usd_per_mtok_output"] == pytest.approx(0.11 / 11 * 1e6)

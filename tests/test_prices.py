@@ -46,6 +46,24 @@ def test_prices_times_tokens_are_the_bill(rate, replicas, warmup_s, ratio, outpu
         assert (row["prefill_busy_fraction"] == 1) == (output_tokens == 1)
 
 
+def test_a_window_of_a_full_queue_sells_no_prompts_that_it_did_not_compute():
+    """All arrive within 4 s and take far longer: what a window of that time computes has the whole run's prices."""
+
+    def rows(**window):
+        changes = {
+            "policies": POLICIES[1:], "sweep": {}, "seeds": 1, "cost": {"usd_per_gpu_hour": 2.5}, **window,
+            "workload": {
+                "arrivals": {"kind": "poisson", "rate_rps": 40.0}, "requests": 160,
+                "prompt_tokens": {"kind": "fixed", "tokens": 900}, "output_tokens": {"kind": "fixed", "tokens": 20},
+            },
+        }  # fmt: skip
+        return servecast.simulate(servecast.load("quickstart", changes)).summary.to_dict("records")
+
+    for part, whole in zip(rows(warmup_s=1, cooldown_s=0.2), rows(), strict=True):
+        assert part["price_per_mtok_input"] == pytest.approx(whole["price_per_mtok_input"], rel=0.25)
+        assert part["price_per_mtok_output"] == pytest.approx(whole["price_per_mtok_output"], rel=0.25)
+
+
 def test_one_kind_of_token_pays_for_all_and_nothing_is_made_up():
     assert price_list(3.0, 1e6, 0.0, prefill_share=0.2) == (3.0, None)
     assert price_list(3.0, 0.0, 1e6, output_over_input=4.0) == (None, 3.0)

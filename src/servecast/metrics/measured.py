@@ -158,8 +158,12 @@ class Measured:
 
     @property
     def input_tokens(self) -> float:
-        """Prompt tokens of completed requests."""
-        return float(self.completed["prompt_tokens"].sum())
+        """Prompt tokens of completed requests; in a window, of those whose first token came in it."""
+        if self.bounds is None:
+            return float(self.completed["prompt_tokens"].sum())
+        start, end = (edge + TIME_TOLERANCE_S for edge in self.bounds)
+        first = self.run.requests["first_token_s"]
+        return float(self.run.requests["prompt_tokens"][(first > start) & (first <= end)].sum())
 
     @cached_property
     def output_tokens(self) -> float:

@@ -226,7 +226,7 @@ METRICS: Final[dict[str, Metric]] = {each.name: each for each in (
     Metric("output_throughput_tps", "output tok/s", "tokens/s", "number",
            "output tokens of completed requests over that time", lambda run: run.rate(run.output_tokens), 1, 8),
     Metric("total_throughput_tps", "tok/s", "tokens/s", "number",
-           "prompt and output tokens of completed requests over that time",
+           "prompt and output tokens of completed requests (prefilled and made in a window) over that time",
            lambda run: run.rate(run.input_tokens + run.output_tokens), 1),
     Metric("goodput_rps", "good req/s", "requests/s", "number",
            "requests that completed within all latency targets, over that time", lambda run: run.rate(run.good[0]), 1,
