@@ -11,7 +11,7 @@ from servecast.specs import catalogue
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'servecast[device]'")
 
-from servecast.device import cliff, footprint  # noqa: E402
+from servecast.device import cliff, footprint, limit  # noqa: E402
 
 SPEC = dataclasses.replace(catalogue.model("tiny"), dtype="fp32")
 LOAD = cliff.CliffCase(SPEC, "cpu", "fp32", prompt=200, output=56, limit_bytes=40_000_000)
@@ -115,6 +115,21 @@ def test_too_little_and_too_much_memory_are_one_line():
         cliff.cliff(dataclasses.replace(LOAD, most_rows=3))
     with pytest.raises(InputError, match="--prompt: prompt 0 and output 56 must be at least 1 token each"):
         cliff.cliff(dataclasses.replace(LOAD, prompt=0))
+
+
+@pytest.mark.parametrize(
+    ("error", "memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("could not create a primitive"), True),
+        (RuntimeError("could not create a primitive descriptor for a matmul primitive"), False),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+    ],
+)
+def test_want_of_memory_is_told_from_other_failures(error, memory):
+    assert limit.out_of_memory(error) == memory
 
 
 def test_peak_bytes_are_those_of_what_is_alive():

@@ -142,8 +142,11 @@ class Reserved:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether torch has failed for want of memory: CUDA's own error, or that of the CPU's allocator."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+    """Whether torch has failed for want of memory: CUDA's own error, that of the CPU's allocator, or that of oneDNN,
+    whose bf16 kernels are compiled when they are first needed and say no more than that they could not be."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return "DefaultCPUAllocator" in str(error) or str(error) == "could not create a primitive"
 
 
 def give_back_freed_memory() -> None:
