@@ -350,6 +350,9 @@ def test_coefficients_are_drawn_with_the_covariance_of_the_calibration(made):
 
 def test_a_datasheet_is_drawn_from_what_is_known_of_datasheets(made):
     cost, known = profiles.load(made().profile).cost(), known_error(None)
+    bare = make_plan(made(profile=None, device="h100-sxm")).best.saturation  # bound by steps alone: a burst is served
+    assert bare.low == pytest.approx(bare.value / known.high, rel=0.15)
+    assert bare.high == pytest.approx(bare.value / known.low, rel=0.15)
     for count in (12, 0):  # whatever count is asked for: no interval of a datasheet leaves its known error out
         assert [draw.step_time_scale for draw in draws(None, cost, count, {})] == pytest.approx([known.low, known.high])
 

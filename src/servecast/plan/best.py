@@ -74,7 +74,7 @@ def examined(plan: Plan, configuration: Configuration) -> tuple[Plan, set[str]]:
         replicas=configuration.replicas,
         capacity=capacity,
         fleet_capacity=capacity,
-        saturation=saturation(configuration, seeds),
+        saturation=saturation(configuration, seeds, drawn),
         unstable_above=capacity.value if found.unstable else None,
         usd_per_hour=configuration.usd_per_hour,
         at_target=statistics(configuration, seeds, drawn),
@@ -160,10 +160,15 @@ def _narrowed(configuration: Configuration) -> tuple[Found, list[int]]:
     return found, seeds
 
 
-def saturation(configuration: Configuration, seeds: Sequence[int]) -> Estimate | None:
-    """The most that the replicas serve [requests/s], with its interval over seeds; None where nothing saturates."""
+def saturation(configuration: Configuration, seeds: Sequence[int], drawn: Sequence[Draw] = ()) -> Estimate | None:
+    """The most that the replicas serve [requests/s], with its interval over seeds and the profile's errors.
+
+    None where nothing saturates.
+    """
     each = [configuration.saturation(seed) for seed in seeds]
-    return estimate(each) if all(map(math.isfinite, each)) else None
+    if not all(map(math.isfinite, each)):
+        return None
+    return estimate(each, [(each[0], configuration.saturation(seeds[0], draw)) for draw in drawn])
 
 
 def with_money(option: Option, configuration: Configuration, load: float, seed: int) -> Option:
