@@ -162,7 +162,7 @@ def test_a_window_counts_its_own_requests_tokens_and_seconds(load, data, policy,
         for gap, at in zip(np.diff(each), each[1:], strict=True)
         if start + 1e-9 < at <= end + 1e-9
     ]
-    prompts = sum(load[at][1] for at in done)
+    prompts = sum(load[at][1] for at, each in enumerate(times) if len(each) and start + 1e-9 < each[0] <= end + 1e-9)
     lost = [at for at in counted if table["status"][at] == Status.OOM and len(times[at])]
     ran_out = [event.time_s for event in run.oom if start <= event.time_s <= end]
     expected = {

@@ -305,6 +305,11 @@ def test_a_plan_of_what_fits_is_asked_for_and_says_what_it_leaves_out():
     rest = planned(**tight, goal={"allow_rejected": True})
     assert rest.best is not None and rest.best.capacity is not None
     assert "refused as too long: " in plan_verdict(rest).headline
+    priced = planned(**tight, cost={"usd_per_gpu_hour": 2.0}, goal={"allow_rejected": True}).best
+    answered = 1 - sum(priced.too_long.rejected.values()) / priced.too_long.arrived
+    assert 0 < answered < 1
+    assert priced.offered[0].rate == pytest.approx(priced.target * answered, rel=0.05)  # what is refused is not billed
+    assert priced.rate.value == pytest.approx(priced.capacity.value * answered, rel=0.05)
     cut = planned(engine={"max_model_len": 340, "on_too_long": "cut"})
     assert "of the answers cut short: " in plan_verdict(cut).headline
     assert planned().best.too_long is None

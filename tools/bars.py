@@ -21,7 +21,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 #:   5,200, 85   never confidently wrong: 140 model types by kinds of layer (2,350), quantised checkpoints, memory by
 #:               engine version, refusals with reasons, formats' own units, robust fits, bounds and fuzzed input
 #:   1,000, 25   the GPU path: fused kernels, graphs with prompts, running out on a GPU, doctor
-MOST = {"lines": 36_950, "longest function": 60, "median function": 8, "public names": 835, "cycles": 0}
+MOST = {"lines": 36_970, "longest function": 60, "median function": 8, "public names": 835, "cycles": 0}
 
 
 class Function(NamedTuple):

@@ -174,9 +174,9 @@ def saturation(configuration: Configuration, seeds: Sequence[int], drawn: Sequen
 def with_money(option: Option, configuration: Configuration, load: float, seed: int) -> Option:
     """Tokens of a mean request, requests a second at the highest load, and dollars where a price is known."""
     assert option.capacity is not None
-    tokens, rate = configuration.sample(load, seed).tokens, configuration.rate(load, seed)
+    tokens, rate = configuration.sample(load, seed).tokens, configuration.served_rate(load, seed)
     assert tokens is not None and rate is not None, "a load that meets the goal completed requests"
-    # Of users, each sends at the pace that was seen; of requests a second the factor is 1.
+    # Of users, each sends at the pace that was seen; of requests a second all that are not refused are served.
     factor, usd = rate / load, option.usd_per_hour
     served = option.capacity.each(lambda end: end * factor)
     return replace(option, tokens=tokens, rate=served, usd_per_mtok={} if usd is None else dollars(usd, served, tokens))
@@ -190,7 +190,7 @@ def at_the_target(option: Option, configuration: Configuration, seeds: Sequence[
     offered, shares = [], []
     for seed in seeds:
         served = configuration.sample(option.target, seed)
-        rate = None if served.tokens is None else configuration.rate(option.target, seed)
+        rate = None if served.tokens is None else configuration.served_rate(option.target, seed)
         if served.tokens is not None and rate is not None:
             offered.append(Offered(rate, served.tokens))
             shares.append(served.row.get("prefill_busy_fraction"))

@@ -176,6 +176,14 @@ class Configuration:
         """Requests a second that a load is."""
         return load if self.load.unit == "requests/s" else self.sample(load, seed).steady_rps
 
+    def served_rate(self, load: float, seed: int) -> float | None:
+        """Requests a second of a load that are answered and billed: what is refused whole is not."""
+        rate, row = self.rate(load, seed), self.sample(load, seed).row
+        refused = row.get("rejected")
+        if rate is None or not refused or self.load.unit != "requests/s":  # other loads are seen by what completes
+            return rate
+        return rate * (1 - float(refused) / float(row["arrived"]))  # type: ignore[arg-type]  # counts
+
     def sample(self, load: float, seed: int, draw: Draw | None = None) -> Sample:
         """What a load gives: as remembered or kept on disk, else simulated; an infinite load is a burst."""
         key = f"{float(load)!r} {seed} {self.replicas} {self.sent}" + ("" if draw is None else f" {draw.key}")
