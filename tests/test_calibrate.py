@@ -570,6 +570,11 @@ def test_errors_and_coverage_are_counted_by_kind():
     assert quality.coverage({"decode": [2.0, 3.0]}, table) == 0.0
 
 
+def apart(shape, seconds):
+    """What a fit to the others says of each step."""
+    return whole_steps.unseen(shape, seconds, whole_steps.fit(shape, seconds, replicates=5))
+
+
 def test_intervals_of_unseen_steps_hold_nine_in_ten_new_ones():
     import pandas as pd
 
@@ -581,7 +586,7 @@ def test_intervals_of_unseen_steps_hold_nine_in_ten_new_ones():
         table = pd.DataFrame(dict(zip(StepShape._fields, shape, strict=True)))
         table["seconds"] = noisy
         fitted = priced(shape, noisy).seconds(shape)
-        for bounds, predicted in ((held, whole_steps.unseen(shape, noisy)), (own, fitted)):
+        for bounds, predicted in ((held, apart(shape, noisy)), (own, fitted)):
             table["unseen_s"] = predicted
             again = table.assign(seconds=new, predicted_s=fitted)
             bounds.append(quality.coverage(quality.intervals(table), again))
@@ -593,7 +598,21 @@ def test_a_step_that_is_left_out_does_not_tell_its_own_prediction():
     shape, seconds = synthetic()
     wild = seconds.copy()
     wild[7] *= 5
-    assert whole_steps.unseen(shape, wild)[7] == pytest.approx(whole_steps.unseen(shape, seconds)[7], rel=0.02)
+    assert apart(shape, wild)[7] == pytest.approx(apart(shape, seconds)[7], rel=0.02)
+
+
+def test_what_is_pinned_is_pinned_for_steps_that_are_left_out_too():
+    rows = np.repeat([1.0, 2, 4, 8, 16, 32], 4)
+    none, tokens = 0 * rows, np.tile([0.0, 64, 256, 1024], 6)
+    shape = StepShape((tokens > 0) * 1.0, tokens, tokens * (tokens + 1) / 2, none, rows, 100 * rows, none + 1100)
+    seconds = 0.01 + 1e-5 * (rows + tokens) + 2e-8 * 100 * rows + 1e-9 * shape.prefill_pairs
+    found = whole_steps.fit(shape, seconds, replicates=5, physics=(2e-8, 1e-9))
+    assert found.pinned == ("context_s", "pair_s")  # as many cached tokens for each row, as many tokens as knots
+    assert found.sure == (2e-8, 1e-9)
+    assert whole_steps.unseen(shape, seconds, found) == pytest.approx(seconds, rel=0.1)
+    # A pin that takes all of a step with many rows leaves nothing to fit there.
+    dear = whole_steps.unseen(shape, seconds, found._replace(sure=(1e-5, 1e-9)))
+    assert (dear[rows == 32] > 1.5 * seconds[rows == 32]).all()
 
 
 def test_reference_steps_take_no_more_cache_than_they_need():

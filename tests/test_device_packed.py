@@ -122,7 +122,7 @@ def test_a_padded_replay_gives_the_tokens_and_the_cache_of_the_exact_step(model,
     for ours, theirs in zip(caches[1].keys + caches[1].values, caches[0].keys + caches[0].values, strict=True):
         touched = [span.slot for span in spans]
         torch.testing.assert_close(ours[touched], theirs[touched])
-    assert len(captured) == len({step.__closure__ is None or id(step) for step in captured}) <= 2
+    assert len(captured) <= 2  # the size of these rows once, and that of the other step
 
 
 @given(st.integers(0, 600), st.integers(0, 20), st.integers(0, 300))

@@ -60,6 +60,7 @@ class WholeSteps(NamedTuple):
     tokens, rows : (knots, seconds)
     context_s, pair_s : (value, low, high) [s/cached token], [s/query-key pair]
     pinned : which of these two no step told
+    sure : (k, q) that were taken off the steps before the rest was fitted: what is pinned, or the device's peaks
     """
 
     tokens: tuple[tuple[float, ...], tuple[float, ...]]
@@ -67,6 +68,7 @@ class WholeSteps(NamedTuple):
     context_s: tuple[float, float, float]
     pair_s: tuple[float, float, float]
     pinned: tuple[str, ...] = ()
+    sure: tuple[float, float] = (0.0, 0.0)
 
     def tables(self, rows: int, context: int, tokens: int, pairs: int) -> dict[str, Any]:
         """Its tables for `servecast.cost.profile.Tables`. Attention is bilinear: the corners of its domain say it all.
@@ -99,7 +101,8 @@ def fit(
     design, knots = _design(shape, seconds)
     untold = _untold(design, np.array(physics))
     while True:
-        solved, low, high = _bounded(design, knots, np.where(untold, physics, peaks), untold, seed, replicates)
+        sure = np.where(untold, physics, peaks)
+        solved, low, high = _bounded(design, knots, sure, untold, seed, replicates)
         vague = ~untold & (high - low > 2 * _KNOWN * solved[-2:])
         if not vague.any():
             break
@@ -116,7 +119,7 @@ def fit(
     )
     pinned = tuple(name for name, missing in zip(("context_s", "pair_s"), untold, strict=True) if missing)
     curves = (tuple(knots[0]), tuple(values[:f])), (tuple(knots[1]), tuple(values[f:]))
-    return WholeSteps(*curves, context_s, pair_s, pinned)
+    return WholeSteps(*curves, context_s, pair_s, pinned, (float(sure[0]), float(sure[1])))
 
 
 def _bounded(
@@ -128,10 +131,7 @@ def _bounded(
     replicates: int,
 ) -> tuple[Floats, Floats, Floats]:
     """Unknowns with k and q at ``base`` (2,) where they are pinned and no less elsewhere; low and high of these two."""
-    # What is sure is taken off the steps; of what is pinned its column with it.
-    taken = 1 - design[:, -2:] @ base
-    left = design.copy()
-    left[:, -2:] *= ~pinned
+    left, taken = _without(design, base, pinned)
     solved = _solve(left, knots, np.arange(len(design)), target=taken)
     draw = np.random.default_rng(seed)
     several = [
@@ -146,14 +146,27 @@ def _bounded(
     return solved, low, high
 
 
-def unseen(shape: StepShape, seconds: Floats, folds: int = 10, seed: int = 0) -> Floats:
-    """What each step is predicted to take by a fit to the steps of the other folds (n,) [s]."""
-    design, knots = _design(shape, seconds)
+def _without(design: Floats, base: Floats, pinned: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """The steps less what is sure of k and q (2,), and what is left of each; of what is pinned its column goes too."""
+    left = design.copy()
+    left[:, -2:] *= ~pinned
+    return left, 1 - design[:, -2:] @ base
+
+
+def unseen(shape: StepShape, seconds: Floats, found: WholeSteps, folds: int = 10, seed: int = 0) -> Floats:
+    """What each step is predicted to take by a fit to the steps of the other folds (n,) [s].
+
+    found : the fit to all of them, whose pins and peaks hold here too
+    """
+    whole, knots = _design(shape, seconds)
+    pinned = np.array([name in found.pinned for name in ("context_s", "pair_s")])
+    design, taken = _without(whole, np.array(found.sure), pinned)
     fold = np.random.default_rng(seed).permutation(len(seconds)) % folds
     predicted = np.empty(len(seconds))
     for number in range(min(folds, len(seconds))):
         left_out = fold == number
-        predicted[left_out] = design[left_out] @ _solve(design, knots, np.flatnonzero(~left_out))
+        solved = _solve(design, knots, np.flatnonzero(~left_out), target=taken)
+        predicted[left_out] = design[left_out] @ solved + 1 - taken[left_out]
     return predicted * seconds
 
 

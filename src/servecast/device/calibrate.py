@@ -368,11 +368,12 @@ def _finished(
         files.note(facts)
         raise
     facts["complete"] = complete
-    profile = _fit_grid(request, spec, dtype, seen, facts, files.steps)
+    profile, found = _fit_grid(request, spec, dtype, seen, facts, files.steps)
     steps["predicted_s"] = profile.cost().seconds(shapes(steps))
     steps["unseen_s"] = steps["predicted_s"]
     grid_rows = steps["part"] == "grid"
-    steps.loc[grid_rows, "unseen_s"] = whole_steps.unseen(shapes(seen), seen["seconds"].to_numpy(), seed=request.seed)
+    apart = whole_steps.unseen(shapes(seen), seen["seconds"].to_numpy(), found, seed=request.seed)
+    steps.loc[grid_rows, "unseen_s"] = apart
     held_out = steps[~grid_rows]
     facts["held_out"] = list(errors(held_out, "predicted_s"))
     facts["intervals"] = intervals(steps[grid_rows])
@@ -401,8 +402,8 @@ def _refuse_impossible(request: Request, spec: DeviceSpec, dtype: str, seen: pd.
 
 def _fit_grid(
     request: Request, spec: DeviceSpec, dtype: str, seen: pd.DataFrame, facts: dict[str, Any], table: Path
-) -> TabulatedProfile:
-    """The profile of the grid's steps."""
+) -> tuple[TabulatedProfile, whole_steps.WholeSteps]:
+    """The profile of the grid's steps, and the fit that it is made of."""
     shape = shapes(seen)
     roofs = facts["ceilings"]
     attention = (
@@ -417,7 +418,7 @@ def _fit_grid(
     limits = grid.Limits(**facts["identity"]["limits"])
     how = "contained in the tables, which are of whole steps"
     contained = Coefficient.of(0.0, 0.0, 0.0, "s", origin="contained", how=how)
-    return TabulatedProfile(
+    profile = TabulatedProfile(
         name=request.output.stem,
         model=request.model.name,
         device=spec.name,
@@ -437,6 +438,7 @@ def _fit_grid(
         ),
         tables=Tables(**found.tables(limits.rows, limits.longest, limits.tokens, limits.longest)),
     )
+    return profile, found
 
 
 def _notes(request: Request, found: whole_steps.WholeSteps, facts: dict[str, Any], dtype: str) -> Iterator[str]:

@@ -13,7 +13,8 @@ so.
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -58,34 +59,13 @@ class Store(NamedTuple):
     where: torch.Tensor
 
 
-class Fused(Protocol):
-    """The three operations; ``qk_norm`` are the weights (head_dim,) of query and key norms, or None."""
-
-    def add_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(normed, residual + x), all (T, hidden). May write the sum into ``residual``."""
-
-    def rotary(
-        self,
-        qkv: torch.Tensor,
-        heads: Heads,
-        angles: Angles,
-        store: Store,
-        qk_norm: tuple[torch.Tensor, torch.Tensor] | None,
-    ) -> torch.Tensor:
-        """Rotated queries (T, heads, head_dim) of ``qkv`` (T, sum of parts); keys and values go into the store."""
-
-    def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up (T, intermediate) of (T, 2 x intermediate)."""
-
-
 class InTorch:
     """The operations in torch: the definition, and what a CPU runs."""
 
     def add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(normed, residual + x), all (T, hidden). The sum may be written into ``residual``."""
         total = residual + x
         return functional.rms_norm(total, weight.shape, weight, NORM_EPSILON), total
 
@@ -97,6 +77,10 @@ class InTorch:
         store: Store,
         qk_norm: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> torch.Tensor:
+        """Rotated queries (T, heads, head_dim) of ``qkv`` (T, sum of parts); keys and values go into the store.
+
+        qk_norm : weights (head_dim,) of query and key norms
+        """
         q, k, v = (part.unflatten(-1, (-1, heads.width)) for part in qkv.split(heads.parts, -1))
         if qk_norm is not None:
             q, k = (functional.rms_norm(t, w.shape, w, NORM_EPSILON) for t, w in zip((q, k), qk_norm, strict=True))
@@ -106,6 +90,7 @@ class InTorch:
         return _rotated(q, cos, sin)
 
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up (T, intermediate) of (T, 2 x intermediate)."""
         gate, up = gate_up.chunk(2, -1)
         return functional.silu(gate) * up
 
@@ -121,7 +106,8 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def fused_for(device: torch.device) -> Fused:
+@cache  # asked at each step, and a missing module is looked for in every folder of the path
+def fused_for(device: torch.device) -> InTorch:
     """What a device runs: Triton on CUDA, where it is installed, else torch."""
     if device.type == "cuda" and has_triton():
         from servecast.device.triton_kernels import InTriton

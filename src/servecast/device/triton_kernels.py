@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from servecast.device.kernels import NORM_EPSILON
+from servecast.device.kernels import NORM_EPSILON, InTorch
 
 if TYPE_CHECKING:
     from servecast.device.kernels import Angles, Heads, Store
@@ -84,7 +84,7 @@ def _gated(gate_up, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped
     tl.store(out + token * width + columns, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=there)
 
 
-class InTriton:
+class InTriton(InTorch):
     """The operations in Triton. ``add_norm`` writes the sum into its residual."""
 
     def add_norm(
